@@ -1,0 +1,1 @@
+"""Measurements: trace replay, real engines, hot paths."""

@@ -1,0 +1,1 @@
+"""Where it runs: the embedded model, local and H100 clusters, monitoring."""

@@ -1,0 +1,1 @@
+"""What runs beside an engine: eviction order, prefetch, the exchange with the runtime actor."""

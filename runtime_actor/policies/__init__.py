@@ -1,0 +1,1 @@
+"""Policies over observe / score / predict / act, one file each."""
