@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from replicas.free_queue import Owner
 from replicas.sharing import AgentKey
-from runtime_actor.tables import OTHER, ReachTables
+from runtime_actor.tables import ReachTables
 
 ANONYMOUS = 0
 ENDED = 1
@@ -18,12 +18,12 @@ SESSION = 2
 ANCHOR = 3
 WAITING = 4
 KINDS = ("anonymous", "ended", "session", "anchor", "waiting")
-"""What an evicted block was; indexed by `BlockOwner.reason`."""
+"""What a block was when it was evicted; indexed by `BlockOwner.reason`."""
 
 POLICIES = ("reach", "anchors", "lru")
 
-STEPS = 1024
-"""Values are rounded to 1/1024: less is no evidence, and equal values leave by recency."""
+STEPS = 256
+"""Values are rounded to 1/256: less is no evidence, and equal values leave by recency."""
 
 WAITING_VALUE = 3.0
 WAITING_STEP = 1e-9
@@ -33,7 +33,7 @@ CERTAIN = 0.999_999
 PRIOR_GAPS = 2.0
 """Weight of the table's mean gap against a session's own, in gaps."""
 
-MAX_TALLIES = 1024
+MAX_COUNTED_AGENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +65,14 @@ class ValueSettings:
             raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
 
 
-class Tally:
-    """Cached blocks of one name; an owner's pool adds and subtracts."""
-
-    __slots__ = ("blocks",)
-
-    def __init__(self) -> None:
-        self.blocks = 0
-
-
 class BlockOwner(Owner):
-    """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1]."""
+    """An owner that knows whose it is and why it is worth something. `worth` is the raw forecast in
+    [0, 1]; `agents` has one entry for a session's owner, and all that share an anchor."""
 
-    __slots__ = ("agents", "kind", "tally", "waiting", "worth")
+    __slots__ = ("agents", "kind", "waiting", "worth")
 
-    def __init__(
-        self, tally: Tally, kind: int, listed: bool = True, agents: tuple[AgentKey, ...] = ()
-    ) -> None:
+    def __init__(self, kind: int, agents: tuple[AgentKey, ...] = (), listed: bool = True) -> None:
         super().__init__(listed=listed)
-        self.tally = tally
         self.kind = kind
         self.agents = agents
         self.worth = 0.0
@@ -157,22 +146,14 @@ class WorkloadValues:
         self.tables: ReachTables | None = None
         self.sessions: OrderedDict[str, Session] = OrderedDict()
         self.sessions_of: dict[str, int] = {}
-        self.tallies: dict[str, Tally] = {}
         self.is_stale = True
         self._touched: set[Session] = set()
         self._sum: NDArray[np.float64] | None = None
         self._anchor_worths: list[float] = []
 
-    def tally(self, agent: str) -> Tally:
-        """The agent's tally; beyond the cap all further agents count as OTHER."""
-        if agent not in self.tallies:
-            if len(self.tallies) >= MAX_TALLIES:
-                agent = OTHER
-            self.tallies.setdefault(agent, Tally())
-        return self.tallies[agent]
-
     def count_session(self, agent: str) -> None:
-        if agent in self.sessions_of or len(self.sessions_of) < MAX_TALLIES:
+        """Beyond the cap further agents aren't counted: their anchors are taken at two sessions."""
+        if agent in self.sessions_of or len(self.sessions_of) < MAX_COUNTED_AGENTS:
             self.sessions_of[agent] = self.sessions_of.get(agent, 0) + 1
 
     def set_tables(self, tables: ReachTables) -> None:
