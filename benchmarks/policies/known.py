@@ -8,6 +8,7 @@ from benchmarks.cache import Policy
 from benchmarks.policies.anchors import AnchorsPolicy
 from benchmarks.policies.hops import CacheSagePolicy, CacheScoutPolicy
 from benchmarks.policies.lru import LruPolicy
+from benchmarks.policies.reach import ReachPolicy
 from benchmarks.policies.ttl import TtlPolicy
 
 MIN = "min"
@@ -19,6 +20,7 @@ ONLINE: dict[str, Callable[[], Policy]] = {
     "cachescout": CacheScoutPolicy,
     "ttl": TtlPolicy,
     "anchors": AnchorsPolicy,
+    "reach": ReachPolicy,
 }
 
 NAMES = (*ONLINE, MIN)

@@ -41,7 +41,7 @@ def by_taboo(step: np.ndarray, target: int, gamma: float, steps: int) -> np.ndar
 
 
 @given(st.integers(0, 10_000), st.integers(1, 7), st.floats(0.05, 0.95))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_first_passage_equals_pushing_probability(seed: int, n: int, gamma: float) -> None:
     step = random_step(seed, n)
     exact = first_passage(step, gamma)
@@ -50,7 +50,7 @@ def test_first_passage_equals_pushing_probability(seed: int, n: int, gamma: floa
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 12), st.floats(0.1, 1.0))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_cut_first_passage_equals_pushing_probability(
     seed: int, n: int, steps: int, gamma: float
 ) -> None:
@@ -141,7 +141,7 @@ def test_wire_round_trip(agents: int, steps: int, seed: int, cut: bool) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_foreign_bytes_are_refused(junk: bytes, cut: int) -> None:
     wire = compute_tables(busy_model(3, 40, 2, max_agents=4)).to_bytes()
     for bad in (junk, wire[: min(cut, len(wire) - 1)], wire + junk + b"x"):

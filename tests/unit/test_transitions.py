@@ -86,6 +86,7 @@ def named_second(model: TransitionModel) -> dict[tuple[str, str], dict[str, int]
 
 
 @given(EVENTS, st.integers(1, 40), st.integers(1, 5))
+@settings(deadline=None)
 def test_counts_equal_naive_counting(events: list, window: int, max_sessions: int) -> None:
     model, naive = TransitionModel(window, 8, max_sessions), Naive(window, max_sessions)
     play(events, model, naive)
@@ -102,6 +103,7 @@ def test_counts_equal_naive_counting(events: list, window: int, max_sessions: in
 
 
 @given(EVENTS, st.integers(1, 40), st.integers(2, 4))
+@settings(deadline=None)
 def test_few_slots_keep_totals_and_bounds(events: list, window: int, max_agents: int) -> None:
     model, naive = TransitionModel(window, max_agents, 5), Naive(window, 5)
     play(events, model, naive)
@@ -112,6 +114,7 @@ def test_few_slots_keep_totals_and_bounds(events: list, window: int, max_agents:
 
 
 @given(EVENTS, st.integers(1, 40), st.integers(2, 8))
+@settings(deadline=None)
 def test_state_comes_back_exactly_through_json(events: list, window: int, max_agents: int) -> None:
     model = TransitionModel(window, max_agents, 4)
     play(events, model)
@@ -228,6 +231,7 @@ def test_predictability_of_a_cycle_is_high_and_of_noise_low() -> None:
 
 
 @given(EVENTS)
+@settings(deadline=None)
 def test_predictability_equals_its_formula(events: list) -> None:
     model = TransitionModel(max_agents=8)
     play(events, model)
@@ -244,7 +248,7 @@ def test_predictability_equals_its_formula(events: list) -> None:
 
 
 @given(EVENTS, st.integers(1, 30))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_forecast_is_probable_and_grows_with_the_horizon(events: list, horizon: int) -> None:
     model = TransitionModel(max_agents=5)
     play(events, model)
