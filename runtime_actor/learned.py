@@ -217,7 +217,7 @@ class LearnedState:
             learned.seen.restore(values["seen"])
             learned.counters.update({str(k): int(v) for k, v in values["counters"].items()})
             learned.check_invariants()
-        except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AssertionError) as error:
             raise CheckpointError(f"learned state is damaged: {error!r}") from error
         learned.log.rebase(values)
         return learned

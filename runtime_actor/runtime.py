@@ -334,7 +334,7 @@ class AgentRuntime:
             runtime.config_version = config_version
             runtime._downlink.version = int(values["version"]) + 1
             runtime.shared.learned = LearnedState.restore(values["learned"], settings)
-        except (KeyError, TypeError, ConfigurationError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"runtime state is damaged: {error!r}") from error
         runtime.host = runtime._make_host()
         ended = [(w.name, s.session) for w in runtime.shared.learned.workloads.values() for s in w.sessions if s.ended]

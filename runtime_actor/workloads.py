@@ -184,7 +184,7 @@ class Workload:
                     values["model"], settings.window, settings.max_sessions
                 )
                 workload._align()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise CheckpointError(f"workload state is damaged: {error!r}") from error
         return workload
 
