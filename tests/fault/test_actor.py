@@ -53,9 +53,7 @@ async def connected(settings: dict[str, Any], version: int = 1) -> AsyncIterator
     yield client
 
 
-async def until(
-    call: Callable[[], Awaitable[Any]], accept: Callable[[Any], bool] = lambda answer: True
-) -> Any:
+async def until(call: Callable[[], Awaitable[Any]], accept: Callable[[Any], bool] = lambda answer: True) -> Any:
     """Call until there is an acceptable answer; the client's own back-off paces the attempts."""
     deadline_s = time.monotonic() + WAIT_S
     answer: Any = None
@@ -152,7 +150,7 @@ def test_a_hung_process_costs_the_time_limit_and_no_more(settings: dict[str, Any
             os.kill(pid, signal.SIGSTOP)
             try:
                 began_s = time.monotonic()
-                with pytest.raises(RuntimeUnavailable, match="no answer within 0.5 s"):
+                with pytest.raises(RuntimeUnavailable, match="no answer within"):
                     await client.state()
                 assert time.monotonic() - began_s < 2.0
                 began_s = time.monotonic()
@@ -191,7 +189,7 @@ def test_a_full_disk_does_not_stop_it(settings: dict[str, Any]) -> None:
 
 
 def test_settings_are_checked_before_an_actor_is_made(cluster: None) -> None:
-    with pytest.raises(ConfigurationError, match="runtime.windwo"):
+    with pytest.raises(ConfigurationError, match=r"runtime\.windwo"):
         get_or_create({"windwo": 3}, 1)
 
 
