@@ -85,12 +85,8 @@ async def pid_of_actor() -> int:
     return int((await handle.ping.remote())["pid"])
 
 
-async def saved(client: RuntimeClient) -> None:
-    """Wait until a checkpoint that began after now has been written."""
-    before = (await client.state())["checkpoint"]["saved"]
-    await exchange(client, [])
-    await client.set_policy("kv_cache", {})
-    await until(client.state, lambda state: state["checkpoint"]["saved"] > before)
+async def save() -> None:
+    assert await ray.get_actor(ACTOR_NAME, namespace=NAMESPACE).save.remote()
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -103,7 +99,7 @@ def test_a_killed_process_comes_back_with_its_counts(settings: dict[str, Any]) -
             first = await exchange(client, arrivals(0, 40))
             await client.set_policy("kv_cache", {"mode": "lru"})
             before = await client.state()
-            await saved(client)
+            await save()
             os.kill(await pid_of_actor(), signal.SIGKILL)
             after = await until(client.state, lambda state: state["epoch"] > first.epoch)
             assert after["agents"] == before["agents"]
@@ -121,7 +117,7 @@ def test_killed_for_good_it_is_created_again(settings: dict[str, Any]) -> None:
     async def test() -> None:
         async with connected(settings) as client:
             first = await exchange(client, arrivals(0, 8))
-            await saved(client)
+            await save()
             ray.kill(ray.get_actor(ACTOR_NAME, namespace=NAMESPACE))
             state = await until(client.state, lambda state: state["epoch"] > first.epoch)
             assert sum(agent["requests"] for agent in state["agents"]) == 8
