@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -30,7 +31,7 @@ NAMESPACE = "serve"
 HEAD_RESOURCE = "node:__internal_head__"
 HOUSEKEEPING_S = 0.25
 METRICS_INTERVAL_S = 2.0
-IDLE_CHECK_S = 30.0
+IDLE_CHECK_S = 5.0
 MAX_DUMP_SHARE = 0.05
 """Share of the event loop's time that reading out checkpoints may take."""
 EPOCH_RANDOM_BITS = 10
@@ -88,7 +89,9 @@ class RuntimeActor:
         self._dump_s = 0.0
         self._metrics = RuntimeMetrics()
         self._housekeeping: asyncio.Task[None] | None = None
-        self._last_exchange_s = time.monotonic()
+        self._idle_version = 0
+        self._idle_since_s = 0.0
+        self._open_checks: list[Callable[[], None]] = []
 
     def _restored(self, settings: RuntimeSettings, config_version: int) -> AgentRuntime:
         epoch = new_epoch()
@@ -110,7 +113,6 @@ class RuntimeActor:
     async def exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         """Raises MessageError for a request of the wrong shape."""
         self._keep_house()
-        self._last_exchange_s = time.monotonic()
         return self._runtime.exchange(ExchangeRequest.from_wire(request)).to_wire()
 
     async def state(self, tenant: str | None = None) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class RuntimeActor:
             self._housekeeping = asyncio.get_running_loop().create_task(self._housekeep())
 
     async def _housekeep(self) -> None:
-        saved_s = published_s = checked_s = 0.0
+        saved_s = published_s = 0.0
         while True:
             now_s = time.monotonic()
             if now_s - saved_s >= self._save_interval_s:
@@ -171,10 +173,19 @@ class RuntimeActor:
             if now_s - published_s >= METRICS_INTERVAL_S:
                 self._metrics.publish(self._runtime.stats())
                 published_s = now_s
-            if min(now_s - checked_s, now_s - self._last_exchange_s) >= IDLE_CHECK_S:
-                self._check_when_idle()
-                checked_s = now_s
+            self._check_when_idle(now_s)
             await asyncio.sleep(min(HOUSEKEEPING_S, self._runtime.settings.checkpoint_interval_s))
+
+    def _check_when_idle(self, now_s: float) -> None:
+        """Once nothing has changed for a while, check the state piece by piece, once a version."""
+        if self._runtime.version != self._idle_version:
+            self._idle_version, self._idle_since_s = self._runtime.version, now_s
+            self._open_checks = self._runtime.invariant_checks()
+        elif self._open_checks and now_s - self._idle_since_s >= IDLE_CHECK_S:
+            try:
+                self._open_checks.pop()()
+            except (AssertionError, ValueError):
+                logger.exception("the runtime's state is inconsistent")
 
     async def _save(self) -> bool:
         """Write a checkpoint if something changed since the last one; False if it isn't on the disk."""
@@ -194,12 +205,6 @@ class RuntimeActor:
     def _save_interval_s(self) -> float:
         """The configured one, or longer for a large state: reading it out blocks the calls."""
         return max(self._runtime.settings.checkpoint_interval_s, self._dump_s / MAX_DUMP_SHARE)
-
-    def _check_when_idle(self) -> None:
-        try:
-            self._runtime.check_invariants()
-        except (AssertionError, ValueError):
-            logger.exception("the runtime's state is inconsistent")
 
 
 def get_or_create(settings: dict[str, Any], config_version: int) -> ray.actor.ActorHandle:

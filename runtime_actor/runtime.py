@@ -343,7 +343,11 @@ class AgentRuntime:
         runtime._downlink.sessions_ended(ended)
         return runtime
 
+    def invariant_checks(self) -> list[Callable[[], None]]:
+        """Checks in short pieces; each raises AssertionError or ValueError with what doesn't hold."""
+        return self.shared.invariant_checks()
+
     def check_invariants(self) -> None:
         """Raises AssertionError or ValueError with what doesn't hold."""
-        self.shared.check_invariants()
-        assert len(self.shared.learned.log) <= 2 * self.settings.max_log_events + 10_000
+        for check in self.invariant_checks():
+            check()

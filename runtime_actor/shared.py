@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from runtime_actor.identity import SessionRecord
 from runtime_actor.learned import LearnedState
@@ -52,7 +52,9 @@ class SharedState:
         entry = state.report.anchors.get(workload, {}).get(agent) if state is not None else None
         return (entry[0], entry[1]) if entry else None
 
-    def check_invariants(self) -> None:
-        self.learned.check_invariants()
-        self.replica_map.check_invariants()
-        self.anchors.check_invariants()
+    def invariant_checks(self) -> list[Callable[[], None]]:
+        return [
+            self.replica_map.check_invariants,
+            self.anchors.check_invariants,
+            *self.learned.invariant_checks(),
+        ]
