@@ -68,8 +68,7 @@ class AgentBlockPool(BlockPool):
     def use_stock_order(self) -> None:
         """From now on the queue is vLLM's own; what is free stays in the order it had."""
         if self.by_value:
-            free = self.free_block_queue.get_all_free_blocks()
-            self.free_block_queue = FreeKVCacheBlockQueue(free)
+            self.free_block_queue = FreeKVCacheBlockQueue(self.free_block_queue.drain())
             self.by_value = False
 
     def directory_changed(self) -> None:
@@ -246,7 +245,7 @@ class AgentBlockPool(BlockPool):
             for block_id in list(self.warm.block_actions):
                 self.warm.lose(block_id)
             if self.by_value:
-                free = self.free_block_queue.get_all_free_blocks()
+                free = self.free_block_queue.drain()
                 self.free_block_queue = OwnerFreeQueue(free, self.owner_of, self._changed)
                 self.directory_changed()
         return done

@@ -264,6 +264,19 @@ class OwnerFreeQueue:
         block.prev_free_block = block.next_free_block = None
         self.num_free_blocks -= 1
 
+    def drain(self) -> list[Any]:
+        """All free blocks in eviction order; the queue is empty then and its owners may join another."""
+        blocks = self.get_all_free_blocks()
+        for owner in self._entered():
+            owner.entry = 0
+            owner.clear()
+        self._heap.clear()
+        self._lists = 0
+        self._empty.clear()
+        self._doubles.clear()
+        self.num_free_blocks = 0
+        return blocks
+
     # --- corrections while a block is free ----------------------------------------------------------
 
     def emptied(self, block: Any) -> None:
