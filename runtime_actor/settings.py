@@ -7,7 +7,6 @@ The actor outlives a redeploy and is configured by a method, so settings cross a
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -20,8 +19,8 @@ POLICY_NAMES = ("kv_cache",)
 T = TypeVar("T")
 
 
-def number(default: float, low: float, high: float) -> Any:
-    """A field holding an int or float within [low, high]."""
+def number(default: float | None, low: float, high: float) -> Any:
+    """A field holding an int or float within [low, high]; None only where the field's type has it."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
@@ -46,14 +45,17 @@ class PrefetchSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """One policy of the list. `weight` 0 means that the neighbour keeps its own order."""
+    """One policy of the list. `weight` 0 means that the neighbour keeps its own order.
+
+    `gamma` discounts a step of a session; `horizon` cuts the value after so many steps (None: no cut).
+    """
 
     name: str = choice("kv_cache", POLICY_NAMES)
     enabled: bool = True
     mode: str = choice("reach", KV_CACHE_MODES)
     weight: float = number(1.0, 0.0, 100.0)
-    gamma: float = number(0.9, 0.0, 1.0)
-    horizon: int = number(16, 1, 64)
+    gamma: float = number(0.9, 0.01, 0.999)
+    horizon: int | None = number(None, 1, 1024)
     prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
 
 
@@ -159,9 +161,13 @@ def _value(path: str, value: Any, hint: Any, metadata: Any) -> Any:
     return value
 
 
-def _number(path: str, value: Any, hint: type, low: float, high: float) -> int | float:
-    kind = "a whole number" if hint is int else "a number"
-    bad_type = isinstance(value, bool) or not isinstance(value, (int, float) if hint is float else int)
-    if bad_type or not math.isfinite(value) or not low <= value <= high:
+def _number(path: str, value: Any, hint: Any, low: float, high: float) -> int | float | None:
+    types = typing.get_args(hint) or (hint,)
+    if value is None and type(None) in types:
+        return None
+    whole = float not in types
+    bad_type = isinstance(value, bool) or not isinstance(value, int if whole else (int, float))
+    if bad_type or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
         raise ConfigurationError(f"{path}: {value!r} is not allowed; allowed: {kind} from {low:g} to {high:g}")
-    return hint(value)
+    return int(value) if whole else float(value)
