@@ -28,6 +28,8 @@ class EngineFeed:
         self._clock = clock
         self._tables: OrderedDict[str, bytes] = OrderedDict()
         self._ended: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._policy: tuple[str, float] | None = None
+        self._handed_policy: tuple[str, float] | None = None
         self._with_sessions = False
         self._call: asyncio.Task[None] | None = None
         self._done = asyncio.Event()
@@ -40,7 +42,7 @@ class EngineFeed:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._tables or self._ended or self._with_sessions)
+        return bool(self._tables or self._ended or self._policy or self._with_sessions)
 
     def hand_down(self, tables: dict[str, bytes], ended: list[tuple[str, str]]) -> None:
         """Queue for the engine; newer tables of a workload replace older ones."""
@@ -50,6 +52,10 @@ class EngineFeed:
         for session in ended:
             self._ended[session] = None
         self._trim()
+
+    def set_policy(self, policy: tuple[str, float]) -> None:
+        """Order the cache so from the next call on; nothing to do if the engine was told already."""
+        self._policy = None if policy == self._handed_policy else policy
 
     def ask_for_sessions(self) -> None:
         self._with_sessions = True
@@ -75,9 +81,10 @@ class EngineFeed:
             await asyncio.wait({self._call})
 
     async def _exchange(self) -> None:
-        down = HandDown(dict(self._tables), tuple(self._ended), self._with_sessions)
+        down = HandDown(dict(self._tables), tuple(self._ended), self._policy, self._with_sessions)
         self._tables.clear()
         self._ended.clear()
+        self._policy = None
         self._with_sessions = False
         try:
             state = await self._port.exchange(down)
@@ -86,14 +93,16 @@ class EngineFeed:
             self._restore(down)
             logger.debug("No answer from the engine: %s", error)
         else:
-            self._accept(state, down.with_sessions)
+            self._accept(state, down)
         finally:
             self._done.set()
 
-    def _accept(self, state: EngineState, with_sessions: bool) -> None:
+    def _accept(self, state: EngineState, down: HandDown) -> None:
         self.last_answer_s = self._clock.monotonic_s()
         self.state = state
-        if with_sessions:
+        if down.policy is not None:
+            self._handed_policy = down.policy
+        if down.with_sessions:
             self.sessions = state.sessions
         self._anchors = [*self._anchors, *state.anchors][-_MAX_NEW_ANCHORS:]
 
@@ -104,6 +113,7 @@ class EngineFeed:
                 self._tables.move_to_end(workload, last=False)
         for session in down.ended:
             self._ended.setdefault(session)
+        self._policy = self._policy or down.policy
         self._with_sessions |= down.with_sessions
         self._trim()
 

@@ -14,11 +14,12 @@ from runtime_actor.messages import PrefetchAction
 class HandDown:
     """For the engine's scheduler. `tables`: workload -> ReachTables bytes; `ended`: (workload, session).
 
-    `with_sessions` asks for the sessions the engine serves, which a new actor needs.
+    `policy`: (mode, weight) of the eviction order, None to leave it. `with_sessions` asks for the sessions the engine serves, which a new actor needs.
     """
 
     tables: dict[str, bytes] = field(default_factory=dict)
     ended: tuple[tuple[str, str], ...] = ()
+    policy: tuple[str, float] | None = None
     with_sessions: bool = False
 
 

@@ -44,7 +44,8 @@ class ReplicaName:
 class ExchangeLoop:
     """One call to the actor in flight; the next at once when events wait, else when the actor said.
 
-    `on_action` gets each PrefetchAction, `next_event_id` names the events made here.
+    `on_action` gets each PrefetchAction, `on_prefetch_switch` whether warm-ups are wanted at all,
+    `next_event_id` names the events made here.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ExchangeLoop:
         anchors: AnchorStore,
         stats: ReplicaStats,
         on_action: Callable[[PrefetchAction], None],
+        on_prefetch_switch: Callable[[bool], None],
         next_event_id: Callable[[], str],
         clock: Clock,
         settings: ExchangeSettings,
@@ -68,11 +70,13 @@ class ExchangeLoop:
         self._anchors = anchors
         self._stats = stats
         self._on_action = on_action
+        self._on_prefetch_switch = on_prefetch_switch
         self._next_event_id = next_event_id
         self._clock = clock
         self._settings = settings
         self._epoch = _NO_EPOCH
         self._version = 0
+        self._min_gap_s = settings.min_gap_s
         self.actor_is_away = False
         self.last_reply_s = clock.monotonic_s()
 
@@ -111,14 +115,14 @@ class ExchangeLoop:
             self._events.put_back(batch)
             raise
         await self._accept(reply)
-        return min(max(reply.next_call_s, self._settings.min_gap_s), self._settings.max_gap_s)
+        return min(max(reply.next_call_s, self._min_gap_s), self._settings.max_gap_s)
 
     async def _pause(self, started_s: float, next_call_s: float) -> None:
         """The minimum gap, then until events wait or the next call is due.
 
         While the actor is away new events don't hasten a call that would find nobody.
         """
-        await self._clock.wait(None, self._left_s(started_s, self._settings.min_gap_s))
+        await self._clock.wait(None, self._left_s(started_s, self._min_gap_s))
         left_s = self._left_s(started_s, next_call_s)
         if left_s > 0.0:
             await self._clock.wait(None if self.actor_is_away else self._events.filled, left_s)
@@ -142,7 +146,9 @@ class ExchangeLoop:
         if reply.need_sessions or reply.epoch != self._epoch:
             self._register_again(first=self._epoch == _NO_EPOCH)
         self._epoch, self._version = reply.epoch, reply.version
+        self._min_gap_s = min(max(reply.min_gap_s, self._settings.min_gap_s), self._settings.max_gap_s)
         self._feed.hand_down(reply.tables, _sessions(reply.ended))
+        self._take_policy(reply.policy)
         for wire in reply.actions:
             self._take_action(wire)
         if self._feed.has_news:
@@ -153,6 +159,16 @@ class ExchangeLoop:
         self._feed.ask_for_sessions()
         if not first:
             self._anchors.forget_announcements()
+
+    def _take_policy(self, policy: dict) -> None:
+        mode, weight = policy.get("mode"), policy.get("weight")
+        if isinstance(mode, str) and isinstance(weight, (int, float)):
+            self._feed.set_policy((mode, float(weight)))
+        elif policy:
+            self._stats.bad_messages += 1
+            logger.warning("Policy from the actor left out: %r", policy)
+        if isinstance(policy.get("prefetch"), bool):
+            self._on_prefetch_switch(policy["prefetch"])
 
     def _take_action(self, wire: dict) -> None:
         try:

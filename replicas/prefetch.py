@@ -114,13 +114,13 @@ class PrefetchBook:
     def is_live(self, action_id: str) -> bool:
         return action_id in self._jobs
 
-    def offer(self, action: PrefetchAction, now_s: float) -> None:
+    def offer(self, action: PrefetchAction, now_s: float, *, wanted: bool = True) -> None:
         """Take an action on. At the cap the least valuable of the pending ones and this one is refused."""
         if action.action_id in self._jobs or action.action_id in self._ended_ids:
             return
         job = Job(action=action, deadline_s=now_s + action.deadline_s)
         self._jobs[action.action_id] = job
-        if not self._settings.enabled:
+        if not (self._settings.enabled and wanted):
             self._end(job, REFUSED, "disabled")
         elif action.deadline_s <= 0:
             self._end(job, REFUSED, "late")

@@ -40,6 +40,7 @@ class PrefetchRunner:
         self._clock = clock
         self._settings = settings
         self.book = PrefetchBook(settings)
+        self._wanted = True
         self._wake = asyncio.Event()
         self._slice: asyncio.Task[int] | None = None
 
@@ -47,8 +48,12 @@ class PrefetchRunner:
         """Take an action on; its token ids, if any, go to the anchor store."""
         if action.token_ids:
             self._anchors.add(_anchor_of(action), announced=True)
-        self.book.offer(action, self._clock.monotonic_s())
+        self.book.offer(action, self._clock.monotonic_s(), wanted=self._wanted)
         self._changed()
+
+    def switch(self, wanted: bool) -> None:
+        """Whether warm-ups are wanted now; what is live runs to its end."""
+        self._wanted = wanted
 
     def demand_began(self) -> None:
         """A client's request came in: the slice that runs is aborted unless there is room for both."""

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _METRICS_INTERVAL_S = 1.0
 _RESTART_DELAY_S = 1.0
+_LAST_EXCHANGE_S = 1.0
 
 
 class Sidecar:
@@ -83,6 +84,7 @@ class Sidecar:
             anchors=self.anchors,
             stats=self.stats,
             on_action=self.prefetch.offer,
+            on_prefetch_switch=self.prefetch.switch,
             next_event_id=self._next_event_id,
             clock=self._clock,
             settings=settings.exchange,
@@ -109,7 +111,15 @@ class Sidecar:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+            await self._last_exchange()
         await self.feed.close()
+
+    async def _last_exchange(self) -> None:
+        """What ended with the replica still goes up, if the actor is there."""
+        try:
+            await asyncio.wait_for(self.exchange.step(), _LAST_EXCHANGE_S)
+        except TimeoutError:
+            logger.warning("%d events did not reach the runtime actor", len(self.events))
 
     def respond(
         self, request: Any, open_stream: Callable[[], Awaitable[AsyncGenerator[Any, None]]]
