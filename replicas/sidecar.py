@@ -125,7 +125,7 @@ class Sidecar:
         self, request: Any, open_stream: Callable[[], Awaitable[AsyncGenerator[Any, None]]]
     ) -> AsyncGenerator[Any, None]:
         """A client's response, with RequestAccepted before it and RequestFinished after it."""
-        return tracked_response(open_stream, self.ledger.begin(request), self.ledger, self._name.replica)
+        return tracked_response(open_stream, request, self.ledger, self._name.replica)
 
     def routing_stats(self) -> dict[str, Any]:
         """For Serve's own broadcast, the router's fallback; small and without identities."""

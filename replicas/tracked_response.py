@@ -19,7 +19,7 @@ _TOOL_CALLS_IN_CHUNK = '"finish_reason":"tool_calls"'
 
 async def tracked_response(
     open_stream: Callable[[], Awaitable[AsyncGenerator[Any, None]]],
-    record: RequestRecord,
+    request: Any,
     ledger: RequestLedger,
     replica: str,
 ) -> AsyncGenerator[Any, None]:
@@ -28,6 +28,7 @@ async def tracked_response(
     Whatever comes before the engine's first output is an error and passes as it is. Closing or
     cancelling this generator ends the request in the engine. The ledger hears of its end exactly once.
     """
+    record = ledger.begin(request)
     # A context of its own: the engine's generators start in it and find the record there.
     context = contextvars.copy_context()
     context.run(CURRENT_REQUEST.set, record)

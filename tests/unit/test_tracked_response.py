@@ -56,7 +56,7 @@ class Engine:
             self.closed = True
 
     def respond(self, request: object = REQUEST) -> AsyncGenerator:
-        return tracked_response(self.open, self.ledger.begin(request), self.ledger, "r1")
+        return tracked_response(self.open, request, self.ledger, "r1")
 
     @property
     def only_end(self) -> RequestFinished:
