@@ -9,6 +9,9 @@ from replicas.anchors import Anchor
 from replicas.prefetch import CacheProbe
 from runtime_actor.messages import PrefetchAction
 
+WARMUP_PRIORITY = 1_000_000
+"""Lower than any request's of a client; only where the engine schedules by priority it says anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class HandDown:

@@ -29,7 +29,7 @@ from runtime_actor.messages import (
 logger = logging.getLogger(__name__)
 
 ActorCall = Callable[[ExchangeRequest], Awaitable[ExchangeReply]]
-"""Raises RuntimeUnavailable when the actor doesn't answer in time."""
+"""Raises RuntimeUnavailable when the actor doesn't answer in time, MessageError when it refuses."""
 
 _MAX_ANCHORS_A_CALL = 16
 _NO_EPOCH = 0
@@ -107,8 +107,13 @@ class ExchangeLoop:
         )
         try:
             reply = await self._call(request)
-        except (RuntimeUnavailable, MessageError) as error:
+        except RuntimeUnavailable as error:
             self._events.put_back(batch)
+            self._away(error)
+            return self._settings.away_retry_s
+        except MessageError as error:
+            # Sent again it would be refused again, and hold back everything behind it.
+            self._events.dropped += len(batch)
             self._away(error)
             return self._settings.away_retry_s
         except BaseException:

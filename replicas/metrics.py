@@ -31,7 +31,7 @@ PREFETCH_REASONS = (
     "shutdown",
 )
 
-_PREFIX = "agent_runtime_"
+_PREFIX = "agent_runtime_replica_"
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class MetricsPublisher:
     def __init__(self, replica: str) -> None:
         self._tags = {"replica": replica}
         self._counters = {
-            name: Counter(f"{_PREFIX}{name}_total", description=text, tag_keys=("replica",))
+            name: Counter(f"{_PREFIX}{name}", description=text, tag_keys=("replica",))
             for name, text in _COUNTERS.items()
         }
         self._gauges = {
@@ -101,7 +101,7 @@ class MetricsPublisher:
             for name, (_, text) in _GAUGES.items()
         }
         self._prefetches = Counter(
-            f"{_PREFIX}prefetches_total",
+            f"{_PREFIX}prefetches",
             description="Warm-ups by how they ended",
             tag_keys=("replica", "outcome", "reason"),
         )

@@ -22,7 +22,6 @@ from replicas.settings import ReplicaSettings
 from replicas.sidecar import Sidecar
 from replicas.vllm_port import VllmPort
 from runtime_actor.client import RuntimeClient
-from runtime_actor.settings import RuntimeSettings
 
 
 class AgentLLMServer(LLMServer):
@@ -30,12 +29,14 @@ class AgentLLMServer(LLMServer):
 
     Args:
         replica: values of ReplicaSettings.
-        runtime: values of RuntimeSettings, for whoever first misses the actor.
+        runtime: values of RuntimeSettings, for the actor if this replica is the first to miss it.
+        config_version: grows from one deployment to the next; the actor follows the newest.
     """
 
     _sidecar: Sidecar | None = None
     _settings = ReplicaSettings()
-    _runtime = RuntimeSettings()
+    _runtime: dict[str, Any] = {}
+    _config_version = 1
 
     async def __init__(
         self,
@@ -43,10 +44,12 @@ class AgentLLMServer(LLMServer):
         *,
         replica: dict[str, Any] | None = None,
         runtime: dict[str, Any] | None = None,
+        config_version: int = 1,
         **kwargs: Any,
     ) -> None:
         self._settings = ReplicaSettings.from_dict(replica)
-        self._runtime = RuntimeSettings.from_dict(runtime or {})
+        self._runtime = runtime or {}
+        self._config_version = config_version
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
@@ -56,7 +59,7 @@ class AgentLLMServer(LLMServer):
             replica=serve.get_replica_context().replica_id.unique_id,
             node=ray.get_runtime_context().get_node_id(),
         )
-        client = RuntimeClient(self._runtime)
+        client = RuntimeClient(self._runtime, self._config_version)
         self._sidecar = Sidecar(
             name=name, port_of=self._port, call=client.exchange, settings=self._settings
         )

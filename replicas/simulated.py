@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ray.serve.llm import LLMConfig
 
 from replicas.anchors import Anchor, decode_token_ids
-from replicas.engine_port import EnginePort, EngineState, HandDown
+from replicas.engine_port import WARMUP_PRIORITY, EnginePort, EngineState, HandDown
 from replicas.owner_values import ValueSettings
 from replicas.prefetch import CacheProbe
 from replicas.requests import RequestLedger
@@ -19,7 +19,6 @@ from replicas.server import AgentLLMServer
 from replicas.simulated_cache import Prompt, prefix_hashes
 from replicas.simulated_engine import CostModel, SimulatedCore, SimulatedRequest
 from replicas.simulated_openai import SimulatedEngine
-from replicas.warmup import WARMUP_PRIORITY
 from runtime_actor.errors import EngineBusy, EngineGone, WarmupFailed
 from runtime_actor.messages import WARMUP, OwnerTag, PrefetchAction
 from runtime_actor.settings import from_dict
