@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 MAX_LISTS = 2048
@@ -406,7 +407,7 @@ class OwnerFreeQueue:
         left = n
         picked: list[tuple[Owner | None, int]] = []
         for worthless in (self._empty, self._doubles, self._common):
-            count = min(left, sum(1 for _ in worthless))
+            count = sum(1 for _ in islice(worthless, left))
             left -= count
             if count:
                 picked.append((None, count))
@@ -414,7 +415,7 @@ class OwnerFreeQueue:
         for owner in sorted(self._entered(), key=lambda owner: owner.value):
             if owner is self._common or not left:
                 continue
-            count = min(left, sum(1 for _ in owner))
+            count = sum(1 for _ in islice(owner, left))
             left -= count
             if count:
                 picked.append((owner, count))
