@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 
 from replicas.anchors import Anchor
 from replicas.clock import Clock
@@ -21,11 +22,20 @@ engine wasn't told of decays like any idle one, and an anchor is recorded when i
 
 
 class EngineFeed:
-    """One call to the engine in flight. A call that fails leaves what it carried for the next."""
+    """One call to the engine in flight. A call that fails leaves what it carried for the next.
 
-    def __init__(self, port: EnginePort, clock: Clock) -> None:
+    `on_state` hears of every answer.
+    """
+
+    def __init__(
+        self,
+        port: EnginePort,
+        clock: Clock,
+        on_state: Callable[[EngineState], None] = lambda state: None,
+    ) -> None:
         self._port = port
         self._clock = clock
+        self._on_state = on_state
         self._tables: OrderedDict[str, bytes] = OrderedDict()
         self._ended: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._policy: tuple[str, float] | None = None
@@ -105,6 +115,7 @@ class EngineFeed:
         if down.with_sessions:
             self.sessions = state.sessions
         self._anchors = [*self._anchors, *state.anchors][-_MAX_NEW_ANCHORS:]
+        self._on_state(state)
 
     def _restore(self, down: HandDown) -> None:
         for workload, data in reversed(down.tables.items()):

@@ -67,7 +67,9 @@ class Sidecar:
             on_finish=self._finished,
         )
         self.port = port_of(self.ledger)
-        self.feed = EngineFeed(self.port, self._clock)
+        self.feed = EngineFeed(
+            self.port, self._clock, on_state=lambda state: self.prefetch.engine_answered(state)
+        )
         self.prefetch = PrefetchRunner(
             port=self.port,
             anchors=self.anchors,
