@@ -10,7 +10,7 @@ from collections.abc import Callable
 from replicas.anchors import Anchor
 from replicas.clock import Clock
 from replicas.engine_port import EnginePort, EngineState, HandDown
-from runtime_actor.errors import EngineBusy, EngineGone
+from runtime_actor.errors import EngineBusy, EngineGone, MessageError
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class EngineFeed:
         """What the engine answered when it was asked for its sessions, until `sessions_sent`."""
         self.last_answer_s = clock.monotonic_s()
         self.busy_calls = 0
+        self.refused_calls = 0
 
     @property
     def has_news(self) -> bool:
@@ -102,6 +103,10 @@ class EngineFeed:
             self.busy_calls += 1
             self._restore(down)
             logger.debug("No answer from the engine: %s", error)
+        except MessageError as error:
+            # Handed down again it would be refused again.
+            self.refused_calls += 1
+            logger.warning("The engine refused what was handed down: %s", error)
         else:
             self._accept(state, down)
         finally:
@@ -115,6 +120,9 @@ class EngineFeed:
         if down.with_sessions:
             self.sessions = state.sessions
         self._anchors = [*self._anchors, *state.anchors][-_MAX_NEW_ANCHORS:]
+        self.refused_calls += len(state.rejected)
+        for reason in state.rejected:
+            logger.warning("The engine left out a part of what was handed down: %s", reason)
         self._on_state(state)
 
     def _restore(self, down: HandDown) -> None:

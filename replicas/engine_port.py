@@ -30,7 +30,8 @@ class HandDown:
 @dataclass(frozen=True, slots=True)
 class EngineState:
     """What the engine holds at `t_s` (wall clock). `sessions` as in ReplicaReport; `anchors` are new
-    since the last answer, and so are `warmups`. `evicted_blocks` is a total since the engine's start."""
+    since the last answer, and so are `warmups`. `evicted_blocks` is a total since the engine's start.
+    `rejected` says what of the hand-down was refused, and why."""
 
     t_s: float
     policy: str
@@ -44,6 +45,7 @@ class EngineState:
     anchors: tuple[Anchor, ...] = ()
     warmups: tuple[WarmupOutcome, ...] = ()
     evicted_blocks: int = 0
+    rejected: tuple[str, ...] = ()
 
 
 class EnginePort(Protocol):

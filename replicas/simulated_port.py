@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -16,8 +15,6 @@ from replicas.simulated_engine import SimulatedCore, SimulatedRequest
 from runtime_actor.errors import EngineBusy, EngineGone, WarmupFailed
 from runtime_actor.messages import WARMUP, OwnerTag, PrefetchAction
 from runtime_actor.tables import ReachTables
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -39,6 +36,7 @@ class SimulatedPort:
     async def exchange(self, down: HandDown) -> EngineState:
         await self._in_time(self._core.between_steps())
         cache, directory = self._core.cache, self._core.cache.directory
+        rejected: tuple[str, ...] = ()
         if down.with_sessions:
             cache.finder.forget_told()
         for workload, session in down.ended:
@@ -49,7 +47,7 @@ class SimulatedPort:
             if down.policy is not None:
                 self._core.set_policy(*down.policy)
         except ValueError as error:
-            logger.warning("Left out what the simulated engine was told: %s", error)
+            rejected = (str(error),)
         return EngineState(
             t_s=time.time(),
             policy=self._core.values.policy,
@@ -62,6 +60,7 @@ class SimulatedPort:
             sessions=directory.sessions() if down.with_sessions else [],
             anchors=tuple(anchor_from(found) for found in cache.finder.take()),
             evicted_blocks=cache.evicted_blocks,
+            rejected=rejected,
         )
 
     async def probe(self, anchor: Anchor) -> CacheProbe:
