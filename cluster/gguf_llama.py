@@ -153,9 +153,7 @@ def _write_tokenizer(reader: GGUFReader, shape: LlamaShape, folder: Path) -> Non
     (folder / "chat_template.jinja").write_text(_field(reader, "tokenizer.chat_template"), encoding="utf-8")
 
 
-def _write_weights(
-    reader: GGUFReader, shape: LlamaShape, path: Path, progress: Callable[[int, int], None]
-) -> None:
+def _write_weights(reader: GGUFReader, shape: LlamaShape, path: Path, progress: Callable[[int, int], None]) -> None:
     """The safetensors layout: length of the header (8 bytes, little endian), JSON header, raw tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

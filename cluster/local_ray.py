@@ -12,10 +12,10 @@ import ray
 from ray import serve
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.schema import ApplicationStatus
+from runtime_actor.client import stop_actor
 
 from cluster import processes
 from cluster.errors import LaunchError
-from runtime_actor.client import stop_actor
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Requests and tables are small; Ray's own default is 30 % of the machine's memory."""
@@ -78,9 +78,7 @@ class LocalRay:
         except (RuntimeError, ConnectionError) as error:
             raise LaunchError(f"Ray Serve refused the config: {' '.join(str(error).split())[:300]}") from error
 
-    def wait_until_running(
-        self, application: str, timeout_s: float, progress: Callable[[int, int], None]
-    ) -> None:
+    def wait_until_running(self, application: str, timeout_s: float, progress: Callable[[int, int], None]) -> None:
         """Wait until Serve says RUNNING; `progress(replicas ready, replicas wanted)` twice a second.
 
         Raises:

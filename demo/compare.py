@@ -75,9 +75,7 @@ async def _run_policy(plan: Plan, api: RuntimeApi, model: str, run: PolicyRun, l
     before = api.state().get("prefetch", {})
     started_s = time.perf_counter()
     queue = list(reversed(plan.problems))
-    client = AsyncOpenAI(
-        base_url=f"{plan.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S
-    )
+    client = AsyncOpenAI(base_url=f"{plan.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
     with tqdm(total=len(plan.problems), desc=label, unit="problem") as bar:
 
         async def work() -> None:

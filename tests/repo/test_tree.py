@@ -15,7 +15,11 @@ TEXT_SUFFIXES = {".py", ".md", ".txt", ".toml", ".yaml", ".yml", ".json", ".html
 # Written in parts, so that this file doesn't hold what it forbids.
 FORBIDDEN = {
     "a package index's host": re.compile(
-        r"py" r"pi\.org|python" r"hosted\.org|download\.py" r"torch\.org|registry\.np" r"mjs|index-url\s*[= ]\s*http"
+        r"py"
+        r"pi\.org|python"
+        r"hosted\.org|download\.py"
+        r"torch\.org|registry\.np"
+        r"mjs|index-url\s*[= ]\s*http"
     ),
     "a path of one machine": re.compile(r"(?<![\w.])/(?:root|home/[a-z]+|work|tmp/w|opt/wheels)/[\w.]"),
 }
@@ -80,7 +84,9 @@ def test_commands_of_documents_exist(root: Path, tracked_files: list[Path]) -> N
         for script in re.findall(r"(?<![\w/])scripts/[a-z_]+", text):
             if not (root / script).exists():
                 missing.append(f"{path.relative_to(root)}: {script}")
-        for module in re.findall(r"python -m ((?:serve_app|replicas|runtime_actor|cluster|demo|benchmarks)[\w.]*)", text):
+        for module in re.findall(
+            r"python -m ((?:serve_app|replicas|runtime_actor|cluster|demo|benchmarks)[\w.]*)", text
+        ):
             base = root / module.replace(".", "/")
             if not base.with_suffix(".py").exists() and not (base / "__main__.py").exists():
                 missing.append(f"{path.relative_to(root)}: python -m {module}")

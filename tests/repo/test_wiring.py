@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from serve_app.config_file import check_file
 
 CONFIGS = ("serve_config.yaml", "cluster/h100.yaml")
@@ -92,7 +91,9 @@ def test_dashboard_shows_metrics_that_exist(root: Path) -> None:
     shown = set()
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
-            shown |= set(re.findall(r"\bray_(agent_runtime_\w+?)(?:_bucket|_sum|_count)?\b(?=[{\[) ]|$)", target["expr"]))
+            shown |= set(
+                re.findall(r"\bray_(agent_runtime_\w+?)(?:_bucket|_sum|_count)?\b(?=[{\[) ]|$)", target["expr"])
+            )
     assert shown, "no panel shows one of our metrics"
     assert shown <= known, f"unknown: {sorted(shown - known)}"
 
@@ -100,9 +101,17 @@ def test_dashboard_shows_metrics_that_exist(root: Path) -> None:
 def declared_metrics(root: Path) -> set[str]:
     """Names given to Ray's metric classes, read from the source."""
     names: set[str] = set()
-    for path in [*root.glob("replicas/*.py"), *root.glob("runtime_actor/**/*.py"), *root.glob("serve_app/*.py")]:
+    for path in [
+        *root.glob("replicas/*.py"),
+        *root.glob("runtime_actor/**/*.py"),
+        *root.glob("serve_app/*.py"),
+    ]:
         text = path.read_text(encoding="utf-8")
         if "ray.util.metrics" in text:
-            names |= {f"agent_runtime_{name}{suffix}" for name in re.findall(r'"([a-z_0-9]+)"', text) for suffix in ("", "_total")}
+            names |= {
+                f"agent_runtime_{name}{suffix}"
+                for name in re.findall(r'"([a-z_0-9]+)"', text)
+                for suffix in ("", "_total")
+            }
             names |= set(re.findall(r'"(agent_runtime_\w+)"', text))
     return names
