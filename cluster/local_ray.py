@@ -10,15 +10,18 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray._private import ray_constants
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.schema import ApplicationStatus
-from runtime_actor.client import stop_actor
+from runtime_actor.actor import ACTOR_NAME, NAMESPACE
 
 from cluster import processes
 from cluster.errors import LaunchError
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Requests and tables are small; Ray's own default is 30 % of the machine's memory."""
+
+logger = logging.getLogger(__name__)
 
 ACTOR_STOP_TIMEOUT_S = 10.0
 STATUS_PERIOD_S = 0.5
@@ -43,6 +46,7 @@ class LocalRay:
         """
         processes.adopt_orphans()
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        _keep_to_loopback()
         # A cluster that the user points RAY_ADDRESS at is another one.
         os.environ.pop("RAY_ADDRESS", None)
         try:
@@ -101,9 +105,29 @@ class LocalRay:
         if ray.is_initialized():
             serve.shutdown()
             # The actor is detached, so that it outlives a redeploy: Serve doesn't end it.
-            stop_actor(timeout_s=ACTOR_STOP_TIMEOUT_S)
+            _end_runtime_actor()
             ray.shutdown()
         return processes.end_descendants()
+
+
+def _keep_to_loopback() -> None:
+    """Ray gives every process the machine's outer address on Linux, and listens there; on other systems it
+    uses loopback for a cluster of one node. This is the switch between the two: the variable for the
+    processes that Ray starts, the constant for this one, which has read the variable already."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def _end_runtime_actor() -> None:
+    try:
+        actor = ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)
+    except ValueError:
+        return
+    try:
+        ray.get(actor.save.remote(), timeout=ACTOR_STOP_TIMEOUT_S)
+    except ray.exceptions.RayError as error:
+        logger.warning("the runtime actor's last checkpoint was not written: %s", error)
+    ray.kill(actor)
 
 
 def _replica_counts(overview: Any) -> tuple[int, int]:

@@ -30,7 +30,7 @@ class RuntimeApi:
         self._call("POST", "/runtime/policy", body)
 
     def end_session(self, session_id: str) -> None:
-        self._call("POST", "/runtime/events", {"type": "session_end", "session_id": session_id})
+        self._call("POST", "/runtime/events", {"type": "session_ended", "session_id": session_id})
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
