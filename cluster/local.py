@@ -23,6 +23,7 @@ from cluster.readiness import wait_for_answers
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "serve_config.yaml"
 START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 120.0
+MANY_STEPS = 20
 
 
 class StopRequested(BaseException):
@@ -104,17 +105,26 @@ serve: READY after {took_s:.0f} s - {url}/v1 (OpenAI API, model {model})
 
 @contextmanager
 def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    bar = tqdm(desc=label, leave=False, bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}]")
+    """`update(done, total)`: a line that is redrawn on a terminal, else a line where the numbers change."""
+    if sys.stderr.isatty():
+        with tqdm(desc=label, leave=False, bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}]") as bar:
 
-    def update(done: int, total: int) -> None:
-        bar.total = total
-        bar.n = done
-        bar.refresh()
+            def redraw(done: int, total: int) -> None:
+                bar.total, bar.n = total, done
+                bar.refresh()
 
-    try:
-        yield update
-    finally:
-        bar.close()
+            yield redraw
+        return
+    shown = (0, 0)
+
+    def print_change(done: int, total: int) -> None:
+        nonlocal shown
+        # Many steps (tensors of a model) are shown as the first and the last.
+        if (done, total) != shown and (total <= MANY_STEPS or done in (1, total)):
+            print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
+        shown = (done, total)
+
+    yield print_change
 
 
 @contextmanager
