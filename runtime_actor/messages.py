@@ -81,7 +81,10 @@ def _schema(cls: type) -> list[tuple[str, tuple[type, ...], bool]]:
 
 def _checked(kind: str, name: str, value: Any, allowed: tuple[type, ...]) -> Any:
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise MessageError(f"{kind}: field {name!r} is too large for a float") from error
     if list in allowed and isinstance(value, tuple):
         return list(value)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -316,7 +319,9 @@ class ExchangeReply(Message):
     """`tables` maps workload -> ReachTables bytes, only those that changed since the caller's version.
 
     `ended` lists [workload, session]. `cluster` is for gateways only: what routing needs (None for
-    replicas). `next_call_s` is when the actor wants to hear from the caller again at the latest.
+    replicas). `next_call_s` is when the actor wants to hear from the caller again at the latest, and
+    `min_gap_s` the least time it wants between two calls even if there is news. `policy` says how a
+    replica orders its cache now: {"mode": str, "weight": float, "prefetch": bool}.
     """
 
     kind: ClassVar[str] = "exchange_reply"
@@ -328,6 +333,8 @@ class ExchangeReply(Message):
     next_call_s: float
     need_sessions: bool = False
     cluster: dict | None = None
+    policy: dict = dataclasses.field(default_factory=dict)
+    min_gap_s: float = 0.1
 
 
 # --- to the gateway ---------------------------------------------------------------------------------
