@@ -6,6 +6,7 @@ least recently seen entry goes, with its statistics, and is counted in `dropped`
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -139,7 +140,7 @@ class Registry(Generic[Record]):
             record = self._create(key)
             for f in dataclasses.fields(record):
                 if f.name in entry:
-                    setattr(record, f.name, entry[f.name])
+                    setattr(record, f.name, copy.copy(entry[f.name]))
             self._records[key] = record
 
     def check_invariants(self) -> None:

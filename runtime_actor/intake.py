@@ -113,6 +113,9 @@ class SeenIds:
             self._ids.popitem(last=False)
         return True
 
+    def __contains__(self, event_id: str) -> bool:
+        return event_id in self._ids
+
     def dump(self) -> list[str]:
         return list(self._ids)
 

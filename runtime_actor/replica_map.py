@@ -40,7 +40,7 @@ class ReplicaMap:
     """Replicas by id, at most `cap`; the one silent for longest goes first, counted in `dropped`."""
 
     def __init__(self, cap: int) -> None:
-        self._cap = cap
+        self.cap = cap
         self._replicas: OrderedDict[str, ReplicaState] = OrderedDict()
         self.dropped = 0
 
@@ -66,7 +66,7 @@ class ReplicaMap:
         self._replicas[report.replica] = ReplicaState(report, now_s)
         self._replicas.move_to_end(report.replica)
         gone = []
-        while len(self._replicas) > self._cap:
+        while len(self._replicas) > self.cap:
             gone.append(self._replicas.popitem(last=False)[0])
         self.dropped += len(gone)
         return gone
@@ -99,7 +99,7 @@ class ReplicaMap:
         return {"replicas": replicas, "anchors": anchors}
 
     def check_invariants(self) -> None:
-        assert len(self._replicas) <= self._cap, "more replicas than the cap"
+        assert len(self._replicas) <= self.cap, "more replicas than the cap"
         assert all(key == state.report.replica for key, state in self._replicas.items())
 
 
@@ -121,8 +121,8 @@ class AnchorStore:
     """
 
     def __init__(self, max_anchors: int, max_bytes: int) -> None:
-        self._max_anchors = max_anchors
-        self._max_bytes = max_bytes
+        self.max_anchors = max_anchors
+        self.max_bytes = max_bytes
         self._anchors: OrderedDict[tuple[str, str], Anchor] = OrderedDict()
         self.num_bytes = 0
         self.dropped = 0
@@ -139,7 +139,7 @@ class AnchorStore:
         tokens = len(event.token_ids) // TOKEN_BYTES
         self._anchors[key] = Anchor(event.digest, tokens, event.token_ids, event.cache_salt, event.lora_name)
         self.num_bytes += len(event.token_ids)
-        while len(self._anchors) > self._max_anchors or self.num_bytes > self._max_bytes:
+        while len(self._anchors) > self.max_anchors or self.num_bytes > self.max_bytes:
             self._remove(next(iter(self._anchors)))
             self.dropped += 1
 
@@ -160,7 +160,7 @@ class AnchorStore:
 
     def check_invariants(self) -> None:
         assert self.num_bytes == sum(len(a.token_ids) for a in self._anchors.values())
-        assert len(self._anchors) <= self._max_anchors and self.num_bytes <= self._max_bytes
+        assert len(self._anchors) <= self.max_anchors and self.num_bytes <= self.max_bytes
 
 
 def check_report(report: ReplicaReport) -> None:

@@ -114,21 +114,26 @@ class Workload:
         self.model.end(record.session, record.ended_s)
         return True
 
-    def registered(self, session: str, previous: str, current: str, replica: str, t_s: float) -> None:
-        """A replica tells where a session stands; steps that this side missed are counted once."""
+    def registered(
+        self, session: str, previous: str, current: str, replica: str, t_s: float
+    ) -> list[str]:
+        """A replica tells where a session stands; steps that this side missed are counted once.
+
+        Returns the live sessions that had to be closed at the cap.
+        """
         known = self.sessions.get(session)
         if known is not None and (known.ended or known.agent == current):
-            return
+            return []
         if known is not None and t_s <= known.last_arrival_s + REGISTRATION_SLACK_S:
-            return
+            return []
         record, gone = self.sessions.touch(session)
-        for old in gone:
-            self._close(old, t_s)
+        closed = [old.session for old in gone if self._close(old, t_s)]
         record.replica = replica
         record.last_seen_s = max(record.last_seen_s, t_s)
         if previous and record.agent != previous:
             self._step(record, previous, max(record.last_arrival_s, t_s - REGISTRATION_SLACK_S))
         self._step(record, current, t_s)
+        return closed
 
     def expire(self, now_s: float, idle_s: float) -> list[str]:
         """Forget sessions silent for longer than `idle_s`; returns those that were still live."""
