@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from replicas.engine_messages import EngineSettings
+from replicas.settings import ReplicaSettings
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.settings import RuntimeSettings
 from serve_app.config_errors import explain
@@ -129,6 +131,13 @@ class AppConfig(Section):
         values = {"checkpoint_dir": str(self.state_dir / "checkpoints"), **self.runtime}
         return RuntimeSettings.from_dict({**values, "policies": self.policies})
 
+    def engine_policy(self) -> dict[str, Any]:
+        """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
+        for policy in self.runtime_settings().policies:
+            if policy.name == "kv_cache" and policy.enabled:
+                return {"policy": policy.mode, "weight": policy.weight, "gamma": policy.gamma}
+        return {"policy": "lru"}
+
     @property
     def state_dir(self) -> Path:
         """Where the secret and the checkpoints of one user live unless configured."""
@@ -165,8 +174,13 @@ def load(args: Any) -> AppConfig:
 def _check_runtime(config: AppConfig) -> None:
     try:
         config.runtime_settings()
+        ReplicaSettings.from_dict(config.replica)
     except ConfigurationError as error:
         raise ConfigurationError(re.sub(r"^runtime\.policies", "policies", str(error))) from None
+    try:
+        EngineSettings.from_config(config.engine_policy())
+    except ConfigurationError as error:
+        raise ConfigurationError(f"policies: {error}") from None
 
 
 def _check_capacity(config: AppConfig) -> None:
