@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from replicas.anchor_finder import FoundAnchor
 from runtime_actor.errors import MessageError
 
 TOKEN_BYTES = 4
@@ -27,6 +28,13 @@ class Anchor:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids) // TOKEN_BYTES
+
+
+def anchor_from(found: FoundAnchor) -> Anchor:
+    """An anchor as an engine found it."""
+    return Anchor(
+        found.workload, found.agent, found.digest, found.token_ids, found.cache_salt, found.lora_name
+    )
 
 
 def decode_token_ids(token_ids: bytes) -> list[int]:

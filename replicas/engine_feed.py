@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 
 from replicas.anchors import Anchor
 from replicas.clock import Clock
 from replicas.engine_port import EnginePort, EngineState, HandDown
-from runtime_actor.errors import EngineBusy, EngineGone
+from runtime_actor.errors import EngineBusy, EngineGone, MessageError
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +22,20 @@ engine wasn't told of decays like any idle one, and an anchor is recorded when i
 
 
 class EngineFeed:
-    """One call to the engine in flight. A call that fails leaves what it carried for the next."""
+    """One call to the engine in flight. A call that fails leaves what it carried for the next.
 
-    def __init__(self, port: EnginePort, clock: Clock) -> None:
+    `on_state` hears of every answer.
+    """
+
+    def __init__(
+        self,
+        port: EnginePort,
+        clock: Clock,
+        on_state: Callable[[EngineState], None] = lambda state: None,
+    ) -> None:
         self._port = port
         self._clock = clock
+        self._on_state = on_state
         self._tables: OrderedDict[str, bytes] = OrderedDict()
         self._ended: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._policy: tuple[str, float] | None = None
@@ -39,6 +49,7 @@ class EngineFeed:
         """What the engine answered when it was asked for its sessions, until `sessions_sent`."""
         self.last_answer_s = clock.monotonic_s()
         self.busy_calls = 0
+        self.refused_calls = 0
 
     @property
     def has_news(self) -> bool:
@@ -92,6 +103,10 @@ class EngineFeed:
             self.busy_calls += 1
             self._restore(down)
             logger.debug("No answer from the engine: %s", error)
+        except MessageError as error:
+            # Handed down again it would be refused again.
+            self.refused_calls += 1
+            logger.warning("The engine refused what was handed down: %s", error)
         else:
             self._accept(state, down)
         finally:
@@ -105,6 +120,10 @@ class EngineFeed:
         if down.with_sessions:
             self.sessions = state.sessions
         self._anchors = [*self._anchors, *state.anchors][-_MAX_NEW_ANCHORS:]
+        self.refused_calls += len(state.rejected)
+        for reason in state.rejected:
+            logger.warning("The engine left out a part of what was handed down: %s", reason)
+        self._on_state(state)
 
     def _restore(self, down: HandDown) -> None:
         for workload, data in reversed(down.tables.items()):

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from replicas.anchors import Anchor
 from replicas.prefetch import CacheProbe
+from replicas.warm_ledger import WarmupOutcome
 from runtime_actor.messages import PrefetchAction
 
 WARMUP_PRIORITY = 1_000_000
@@ -29,7 +30,8 @@ class HandDown:
 @dataclass(frozen=True, slots=True)
 class EngineState:
     """What the engine holds at `t_s` (wall clock). `sessions` as in ReplicaReport; `anchors` are new
-    since the last answer. `evicted_blocks` is a total since the engine's start."""
+    since the last answer, and so are `warmups`. `evicted_blocks` is a total since the engine's start.
+    `rejected` says what of the hand-down was refused, and why."""
 
     t_s: float
     policy: str
@@ -41,7 +43,9 @@ class EngineState:
     resident: dict[str, dict[str, int]] = field(default_factory=dict)
     sessions: list[list] = field(default_factory=list)
     anchors: tuple[Anchor, ...] = ()
+    warmups: tuple[WarmupOutcome, ...] = ()
     evicted_blocks: int = 0
+    rejected: tuple[str, ...] = ()
 
 
 class EnginePort(Protocol):

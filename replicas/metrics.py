@@ -18,6 +18,9 @@ PREFETCH_REASONS = (
     "overflow",
     "resident",
     "outbid",
+    "crowded",
+    "evicted",
+    "displaced",
     "overtaken",
     "late",
     "full",
@@ -49,6 +52,7 @@ class ReplicaStats:
     exchange_failures: int = 0
     engine_busy_calls: int = 0
     bad_messages: int = 0
+    engine_refusals: int = 0
     loop_failures: int = 0
     warmed_tokens: int = 0
     prefetches: Tally[tuple[str, str]] = field(default_factory=Tally)
@@ -75,6 +79,7 @@ _COUNTERS = {
     "exchange_failures": "Exchanges that the runtime actor did not answer",
     "engine_busy_calls": "Calls that the engine did not answer in time",
     "bad_messages": "Messages from the runtime actor that were left out",
+    "engine_refusals": "Tables and policies that the engine refused",
     "loop_failures": "Background loops that failed and were started again",
     "warmed_tokens": "Tokens computed by warm-ups",
 }

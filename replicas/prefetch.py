@@ -62,11 +62,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class CacheProbe:
-    """What the engine says of an anchor: tokens of it in the cache, and the value of the owner that
-    would lose its blocks (None: there are enough blocks that nobody values)."""
+    """What the engine says of an anchor.
+
+    resident_tokens: leading tokens of it in the cache. missing_fits: whether the free blocks are enough
+    for the rest. victim_value: highest value among owners that would lose blocks, None if nobody values
+    them. anchor_value: the anchor's own value to the sessions of this replica.
+    """
 
     resident_tokens: int
-    victim_value: float | None
+    missing_fits: bool = True
+    victim_value: float | None = None
+    anchor_value: float = 0.0
 
 
 def is_idle(load: Load, settings: PrefetchSettings) -> bool:
@@ -76,11 +82,16 @@ def is_idle(load: Load, settings: PrefetchSettings) -> bool:
 def refusal(action: PrefetchAction, tokens: int, probe: CacheProbe, block_size: int) -> str | None:
     """Why an anchor of `tokens` tokens is not warmed, in one word; None if it is worth it.
 
-    The engine always computes a prompt's last block anew, so a missing last block is no miss.
+    The engine always computes a prompt's last block anew, so a missing last block is no miss. The actor
+    values the anchor for the session it expects here, the engine for the sessions it has: the larger
+    counts.
     """
     if tokens - probe.resident_tokens <= block_size:
         return "resident"
-    if probe.victim_value is not None and probe.victim_value >= action.value:
+    if not probe.missing_fits:
+        return "crowded"
+    value = max(action.value, probe.anchor_value)
+    if probe.victim_value is not None and probe.victim_value >= value:
         return "outbid"
     return None
 
@@ -201,6 +212,12 @@ class PrefetchBook:
                 self._end(job, USEFUL, "hit")
             else:
                 self._end(job, WASTED, "missed")
+
+    def settle(self, action_id: str, outcome: str, reason: str) -> None:
+        """The engine saw what became of the warmed blocks: a hit, or all of them evicted."""
+        job = self._jobs.get(action_id)
+        if job is not None and job.phase is Phase.WARMED:
+            self._end(job, outcome, reason)
 
     def close(self) -> None:
         """The replica ends: so does every action."""

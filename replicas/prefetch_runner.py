@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 from replicas.anchors import Anchor, AnchorStore, decode_token_ids
 from replicas.clock import Clock
-from replicas.engine_port import EnginePort
+from replicas.engine_port import EnginePort, EngineState
 from replicas.prefetch import Job, Load, Outcome, PrefetchBook, is_idle, refusal, slice_ends
 from replicas.settings import PrefetchSettings
 from runtime_actor.errors import EngineBusy, EngineGone, MessageError, WarmupFailed
 from runtime_actor.messages import PrefetchAction
 
 logger = logging.getLogger(__name__)
+
+ENGINE_DEADLINE = "deadline"
 
 _IDLE_WAIT_S = 1.0
 """Longest wait between two looks at the book; every change also wakes the runner."""
@@ -63,6 +65,13 @@ class PrefetchRunner:
     def demand_accepted(self, workload: str, agent: str, cached_tokens: int) -> None:
         self.book.demand(workload, agent, cached_tokens)
         self._changed()
+
+    def engine_answered(self, state: EngineState) -> None:
+        """What the engine itself saw of the warmed blocks; its own deadline isn't ours."""
+        for warmup in state.warmups:
+            if warmup.reason != ENGINE_DEADLINE:
+                self.book.settle(warmup.action_id, warmup.outcome, warmup.reason)
+        self._report()
 
     def demand_ended(self) -> None:
         self._wake.set()

@@ -66,7 +66,12 @@ class AgentLLMServer(LLMServer):
         self._sidecar.start()
 
     def _port(self, ledger: RequestLedger) -> EnginePort:
-        return VllmPort(self.engine, ledger, model_id=self._llm_config.model_id)
+        return VllmPort(
+            self.engine,
+            ledger,
+            model_id=self._llm_config.model_id,
+            timeout_s=self._settings.exchange.engine_timeout_s,
+        )
 
     async def chat(
         self, request: Any, raw_request_info: Any = None

@@ -67,7 +67,9 @@ class Sidecar:
             on_finish=self._finished,
         )
         self.port = port_of(self.ledger)
-        self.feed = EngineFeed(self.port, self._clock)
+        self.feed = EngineFeed(
+            self.port, self._clock, on_state=lambda state: self.prefetch.engine_answered(state)
+        )
         self.prefetch = PrefetchRunner(
             port=self.port,
             anchors=self.anchors,
@@ -185,6 +187,7 @@ class Sidecar:
             self.stats.in_flight_now = self.ledger.num_in_flight
             self.stats.dropped_events = self.events.dropped
             self.stats.engine_busy_calls = self.feed.busy_calls
+            self.stats.engine_refusals = self.feed.refused_calls
             if self.feed.state is not None:
                 self.stats.evicted_blocks = self.feed.state.evicted_blocks
                 self.stats.free_blocks_now = self.feed.state.free_blocks

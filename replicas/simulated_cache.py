@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
 
-from replicas.anchors import Anchor
+from replicas.anchor_finder import AnchorFinder
 from replicas.free_queue import OwnerFreeQueue
 from replicas.owner_values import BlockOwner, ValueSettings
 from replicas.ownership import Claim, OwnerDirectory
 from runtime_actor.messages import WARMUP, OwnerTag
 
 _HASH_BYTES = 16
-_MAX_NEW_ANCHORS = 64
-_MAX_TOLD_ANCHORS = 1024
-"""Beyond a cap the oldest is forgotten: an anchor may be told again, or when its agent next asks."""
 
 
 class SimulatedBlock:
@@ -76,8 +72,7 @@ class SimulatedCache:
         self._owner_of: list[BlockOwner | None] = [None] * num_blocks
         self._queue = OwnerFreeQueue(self._blocks, self._owner_of, self.directory.changed)
         self._resident: dict[bytes, SimulatedBlock] = {}
-        self._new_anchors: list[Anchor] = []
-        self._told: OrderedDict[bytes, None] = OrderedDict()
+        self.finder = AnchorFinder()
 
     @property
     def num_free_blocks(self) -> int:
@@ -98,7 +93,11 @@ class SimulatedCache:
         hashes = prefix_hashes(prompt, self.block_size)
         claim = self.directory.arrive(request_id, tag, hashes)
         if tag is not None and tag.request_kind != WARMUP and claim.anchor_tokens:
-            self._note_anchor(claim.anchor_tokens, tag, prompt, hashes)
+            tokens = claim.anchor_tokens
+            boundary = hashes[tokens // self.block_size - 1]
+            self.finder.note(
+                (tag.workload, tag.agent), boundary, prompt.token_ids, tokens, prompt.cache_salt, prompt.lora_name
+            )
         return claim, hashes
 
     def allocate(
@@ -141,15 +140,9 @@ class SimulatedCache:
         self._queue.prepend_n([block for block in ended if block.content is None])
         self._queue.append_n([block for block in ended if block.content is not None])
 
-    def take_anchors(self) -> tuple[Anchor, ...]:
-        anchors, self._new_anchors = self._new_anchors, []
-        return tuple(anchors)
-
     def victim_value(self, num_blocks: int) -> float | None:
         """The highest value among the owners that would lose blocks to an allocation of this size."""
         victims = self._queue.get_all_free_blocks()[:num_blocks]
-        if len(victims) < num_blocks:
-            return float("inf")
         owners = [self._owner_of[block.block_id] for block in victims if block.content is not None]
         return max((owner.value for owner in owners if owner is not None and owner.value > 0.0), default=None)
 
@@ -194,17 +187,3 @@ class SimulatedCache:
         self._owner_of[block.block_id] = owner
         if owner is not None and block.ref_cnt == 0:
             self._queue.reassigned(block)
-
-    def _note_anchor(self, tokens: int, tag: OwnerTag, prompt: Prompt, hashes: list[bytes]) -> None:
-        digest = hashes[tokens // self.block_size - 1]
-        if digest in self._told:
-            self._told.move_to_end(digest)
-            return
-        self._told[digest] = None
-        if len(self._told) > _MAX_TOLD_ANCHORS:
-            self._told.popitem(last=False)
-        ids = np.asarray(prompt.token_ids[:tokens], dtype="<i4").tobytes()
-        self._new_anchors.append(
-            Anchor(tag.workload, tag.agent, digest.hex(), ids, prompt.cache_salt, prompt.lora_name)
-        )
-        del self._new_anchors[:-_MAX_NEW_ANCHORS]

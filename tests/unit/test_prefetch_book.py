@@ -183,12 +183,28 @@ def test_a_partly_warmed_action_past_its_deadline_may_still_be_used() -> None:
     assert only_outcome(book).outcome == USEFUL
 
 
+def test_the_engine_settles_what_is_warm_and_nothing_else() -> None:
+    book = PrefetchBook(PrefetchSettings())
+    book.settle("p1", WASTED, "evicted")
+    book.offer(make_action(), 0.0)
+    book.settle("p1", WASTED, "evicted")
+    assert book.drain() == [] and book.is_live("p1")
+    job = book.take(0.0)
+    assert job is not None
+    book.advance(job, 256)
+    book.warmed(job, 1.0)
+    book.settle("p1", WASTED, "evicted")
+    assert only_outcome(book).reason == "evicted"
+
+
 def test_gates() -> None:
     action = make_action(value=0.5)
-    assert refusal(action, 640, CacheProbe(608, None), 32) == "resident"
-    assert refusal(action, 640, CacheProbe(607, None), 32) is None
-    assert refusal(action, 640, CacheProbe(0, 0.5), 32) == "outbid"
-    assert refusal(action, 640, CacheProbe(0, 0.4), 32) is None
+    assert refusal(action, 640, CacheProbe(608), 32) == "resident"
+    assert refusal(action, 640, CacheProbe(607), 32) is None
+    assert refusal(action, 640, CacheProbe(0, victim_value=0.5), 32) == "outbid"
+    assert refusal(action, 640, CacheProbe(0, victim_value=0.5, anchor_value=0.6), 32) is None
+    assert refusal(action, 640, CacheProbe(0, missing_fits=False), 32) == "crowded"
+    assert refusal(action, 640, CacheProbe(0, victim_value=0.4), 32) is None
     settings = PrefetchSettings(idle_requests=1)
     assert is_idle(Load(in_flight=1, waiting=0), settings)
     assert not is_idle(Load(in_flight=2, waiting=0), settings)
