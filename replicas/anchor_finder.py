@@ -75,7 +75,9 @@ class AnchorFinder:
         self._pending[digest] = FoundAnchor(*agent, digest, ids.tobytes(), cache_salt, lora_name)
         if len(self._pending) > MAX_PENDING:
             _, dropped = self._pending.popitem(last=False)
-            self._agents[(dropped.workload, dropped.agent)].told = ""
+            forgotten = self._agents.get((dropped.workload, dropped.agent))
+            if forgotten is not None and forgotten.told == dropped.digest:
+                forgotten.told = ""
 
     def take(self, most: int = 16) -> list[FoundAnchor]:
         """New anchors since the last call, oldest first."""

@@ -12,7 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    make_block_hash_with_group_id,
+)
 from vllm.v1.request import Request
 
 from replicas.free_queue import OwnerFreeQueue
@@ -181,12 +186,15 @@ class AgentBlockPool(BlockPool):
                     owner.tally.blocks += 1
                     owner_of[block_id] = owner
 
-    def claim_moved(self, claim: Claim, keys: Iterable[tuple[int, Any]], block_size: int) -> None:
+    def claim_moved(
+        self, claim: Claim, hashes: Iterable[tuple[int, bytes]], group: int, block_size: int
+    ) -> None:
         """Blocks just found to be shared go to the shared owner, in the queue too, at their own age.
 
-        keys: (block index, hash with group id), of resident blocks or not.
+        hashes: (block index, block hash) of blocks that may be resident in this KV group.
         """
-        for index, key in keys:
+        for index, block_hash in hashes:
+            key = make_block_hash_with_group_id(BlockHash(block_hash), group)
             block = self.cached_block_hash_to_block.get_one_block(key)
             former = self.owner_of[block.block_id] if block is not None else None
             if block is None or former is None:

@@ -19,6 +19,9 @@ from runtime_actor.errors import ConfigurationError, MessageError
 ADDITIONAL_CONFIG_KEY = "agent_runtime"
 """Key in vLLM's `additional_config` under which EngineSettings reach the engine process."""
 
+WARMUP_DEADLINE_S = 60.0
+"""A warm-up not hit for so long is wasted, unless its own deadline was handed down."""
+
 ANSWER = b"\x00"
 FAULT = b"\x01"
 
@@ -30,7 +33,7 @@ class EngineSettings:
     """What a replica's scheduler is started with."""
 
     values: ValueSettings = field(default_factory=ValueSettings)
-    warmup_deadline_s: float = 60.0
+    warmup_deadline_s: float = WARMUP_DEADLINE_S
 
     @classmethod
     def from_config(cls, config: Any) -> EngineSettings:
@@ -42,7 +45,7 @@ class EngineSettings:
             raise ConfigurationError(f"{ADDITIONAL_CONFIG_KEY}: expected a mapping, got {config!r}")
         allowed = {f.name for f in fields(ValueSettings)}
         chosen = dict(config)
-        deadline_s = chosen.pop("warmup_deadline_s", cls.warmup_deadline_s_default())
+        deadline_s = chosen.pop("warmup_deadline_s", WARMUP_DEADLINE_S)
         for key in chosen:
             if key not in allowed:
                 known = ", ".join(sorted({*allowed, "warmup_deadline_s"}))
@@ -51,10 +54,6 @@ class EngineSettings:
             return cls(msgspec.convert(chosen, ValueSettings), float(deadline_s))
         except (msgspec.ValidationError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{ADDITIONAL_CONFIG_KEY}: {error}") from error
-
-    @staticmethod
-    def warmup_deadline_s_default() -> float:
-        return 60.0
 
 
 @dataclass(frozen=True, slots=True)
