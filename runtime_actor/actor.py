@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from typing import Any
@@ -30,6 +31,8 @@ HEAD_RESOURCE = "node:__internal_head__"
 HOUSEKEEPING_S = 0.25
 METRICS_INTERVAL_S = 2.0
 IDLE_CHECK_S = 30.0
+MAX_DUMP_SHARE = 0.05
+"""Share of the event loop's time that reading out checkpoints may take."""
 EPOCH_RANDOM_BITS = 10
 
 
@@ -82,6 +85,7 @@ class RuntimeActor:
         self._runtime = self._restored(parsed, config_version)
         self._saved_version = self._runtime.version
         self._saving = asyncio.Lock()
+        self._dump_s = 0.0
         self._metrics = RuntimeMetrics()
         self._housekeeping: asyncio.Task[None] | None = None
         self._last_exchange_s = time.monotonic()
@@ -140,10 +144,10 @@ class RuntimeActor:
         """Raises AssertionError or ValueError with what doesn't hold."""
         self._runtime.check_invariants()
 
-    async def ping(self) -> int:
-        """The epoch: proof that the actor answers, and which incarnation does."""
+    async def ping(self) -> dict[str, int]:
+        """Proof that the actor answers, and which incarnation does: epoch and process id."""
         self._keep_house()
-        return self._runtime.epoch
+        return {"epoch": self._runtime.epoch, "pid": os.getpid()}
 
     # --- housekeeping -------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class RuntimeActor:
         saved_s = published_s = checked_s = 0.0
         while True:
             now_s = time.monotonic()
-            if now_s - saved_s >= self._runtime.settings.checkpoint_interval_s:
+            if now_s - saved_s >= self._save_interval_s:
                 await self._save()
                 saved_s = now_s
             if now_s - published_s >= METRICS_INTERVAL_S:
@@ -171,9 +175,18 @@ class RuntimeActor:
         """Write a checkpoint if something changed since the last one."""
         async with self._saving:
             version = self._runtime.version
-            if self._store is not None and version != self._saved_version:
-                if await asyncio.to_thread(self._store.save, self._runtime.dump()):
-                    self._saved_version = version
+            if self._store is None or version == self._saved_version:
+                return
+            began_s = time.monotonic()
+            state = self._runtime.dump()
+            self._dump_s = time.monotonic() - began_s
+            if await asyncio.to_thread(self._store.save, state):
+                self._saved_version = version
+
+    @property
+    def _save_interval_s(self) -> float:
+        """The configured one, or longer for a large state: reading it out blocks the calls."""
+        return max(self._runtime.settings.checkpoint_interval_s, self._dump_s / MAX_DUMP_SHARE)
 
     def _check_when_idle(self) -> None:
         try:

@@ -36,6 +36,9 @@ from runtime_actor.messages import (
 from runtime_actor.settings import RuntimeSettings
 from runtime_actor.workloads import Workload
 
+UNOWNED = ""
+"""Tenant of a workload that only replicas have named so far."""
+
 
 @dataclass(slots=True)
 class Changes:
@@ -55,7 +58,10 @@ class Ingested:
 
 
 class LearnedState:
-    """Workloads by name, at most `max_workloads`: the least recently used goes first, and is counted."""
+    """Workloads by name, at most `max_workloads`: the least recently used goes first, and is counted.
+
+    `counters` are part of the state; `refused` counts what never entered it, since this process began.
+    """
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self.settings = settings
@@ -63,6 +69,7 @@ class LearnedState:
         self.ledger = PrefetchLedger()
         self.seen = SeenIds(settings.max_event_ids)
         self.counters: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self.log = EventLog(settings.max_log_events)
 
     # --- in -----------------------------------------------------------------------------------------
@@ -74,17 +81,17 @@ class LearnedState:
         ids: set[str] = set()
         for number, wire in enumerate(wires):
             if number == MAX_EVENTS_PER_CALL:
-                self.counters["events_over_call_limit"] += 1
+                self.refused["events_over_call_limit"] += 1
                 break
             try:
                 event: Any = decode(wire, now_s)
             except MessageError:
-                self.counters["events_invalid"] += 1
+                self.refused["events_invalid"] += 1
                 continue
             if isinstance(event, AnchorRecorded):
                 anchors.append(event)
             elif event.event_id in ids or event.event_id in self.seen:
-                self.counters["events_duplicate"] += 1
+                self.refused["events_duplicate"] += 1
             else:
                 ids.add(event.event_id)
                 events.append(event)
@@ -152,30 +159,33 @@ class LearnedState:
             if not create:
                 self.counters["events_unknown_workload"] += 1
                 return None
-            workload = self.workloads[name] = Workload(name, tenant, self.settings)
-            while len(self.workloads) > self.settings.max_workloads:
-                gone, _ = self.workloads.popitem(last=False)
-                self.ledger.forget_workload(gone)
-                self.counters["workloads_dropped"] += 1
-                changes.dropped.append(gone)
-        elif workload.tenant != tenant:
+            return self._new_workload(name, tenant, changes)
+        if workload.tenant == UNOWNED:
+            workload.tenant = tenant
+        if workload.tenant != tenant:
             self.counters["events_foreign_tenant"] += 1
             return None
         self.workloads.move_to_end(name)
         return workload
 
+    def _new_workload(self, name: str, tenant: str, changes: Changes) -> Workload:
+        workload = self.workloads[name] = Workload(name, tenant, self.settings)
+        while len(self.workloads) > self.settings.max_workloads:
+            gone, _ = self.workloads.popitem(last=False)
+            self.ledger.forget_workload(gone)
+            self.counters["workloads_dropped"] += 1
+            changes.dropped.append(gone)
+        return workload
+
     def _register(self, entry: Registration, changes: Changes) -> None:
-        """Sessions of workloads that aren't known are left out: a replica doesn't know their tenant."""
-        for name, session, previous, current, t_s in entry.rows:
-            workload = self.workloads.get(name)
-            if workload is None:
-                self.counters["registrations_unknown_workload"] += 1
-            elif entry.now_s - t_s <= self.settings.session_idle_s:
-                closed = workload.registered(
-                    session, previous, current, entry.replica, min(t_s, entry.now_s)
-                )
-                changes.ended += [(name, s) for s in closed]
-                self.counters["registrations"] += 1
+        """Rows oldest first. A workload that isn't known has no tenant until an event names it."""
+        for name, session, previous, current, t_s in sorted(entry.rows, key=lambda row: row[4]):
+            if entry.now_s - t_s > self.settings.session_idle_s:
+                continue
+            workload = self.workloads.get(name) or self._new_workload(name, UNOWNED, changes)
+            closed = workload.registered(session, previous, current, entry.replica, min(t_s, entry.now_s))
+            changes.ended += [(name, s) for s in closed]
+            self.counters["registrations"] += 1
 
     def _expire(self, now_s: float, changes: Changes) -> None:
         self.ledger.expire(now_s)
@@ -207,7 +217,7 @@ class LearnedState:
             learned.seen.restore(values["seen"])
             learned.counters.update({str(k): int(v) for k, v in values["counters"].items()})
             learned.check_invariants()
-        except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, AssertionError) as error:
             raise CheckpointError(f"learned state is damaged: {error!r}") from error
         learned.log.rebase(values)
         return learned

@@ -240,7 +240,7 @@ EVENTS: dict[str, type[Message]] = {
 def event_from_wire(wire: Any) -> Message:
     """Raises MessageError for an unknown kind or a bad field."""
     kind = wire.get("kind") if isinstance(wire, dict) else None
-    if kind not in EVENTS:
+    if not isinstance(kind, str) or kind not in EVENTS:
         raise MessageError(f"event: unknown kind {kind!r}; known: {', '.join(sorted(EVENTS))}")
     return EVENTS[kind].from_wire(wire)
 

@@ -14,6 +14,7 @@ MAX_AGENTS_PER_WORKLOAD = 512
 MAX_NUMBER = 2**53
 MAX_SESSIONS_PER_REPORT = 65536
 TOKEN_BYTES = 4
+VIEW_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class ReplicaMap:
         self.cap = cap
         self._replicas: OrderedDict[str, ReplicaState] = OrderedDict()
         self.dropped = 0
+        self._view: dict[str, Any] | None = None
+        self._view_s = 0.0
 
     def __iter__(self) -> Iterator[ReplicaState]:
         return iter(self._replicas.values())
@@ -79,7 +82,15 @@ class ReplicaMap:
         return gone
 
     def routing_view(self, now_s: float) -> dict[str, Any]:
-        """What a gateway's router ranks by: replicas and the anchors' sizes in tokens."""
+        """What a gateway's router ranks by: replicas and the anchors' sizes in tokens.
+
+        Made anew at most every VIEW_INTERVAL_S: it is O(replicas x agents), and gateways are several.
+        """
+        if self._view is None or not 0.0 <= now_s - self._view_s < VIEW_INTERVAL_S:
+            self._view, self._view_s = self._make_view(now_s), now_s
+        return self._view
+
+    def _make_view(self, now_s: float) -> dict[str, Any]:
         anchors: dict[str, dict[str, int]] = {}
         replicas = {}
         for state in self:

@@ -77,7 +77,7 @@ class AgentRuntime:
             try:
                 self.shared.anchors.record(anchor)
             except MessageError:
-                learned.counters["events_invalid"] += 1
+                learned.refused["events_invalid"] += 1
         self._take_changes(ingested.changes)
         for event in ingested.events:
             self.host.observe(event)
@@ -233,6 +233,7 @@ class AgentRuntime:
         if settings == self.settings:
             return True
         learned = LearnedState.restore(self.shared.learned.dump(), settings)
+        learned.refused = self.shared.learned.refused
         learned.ledger.suppressed = self.shared.learned.ledger.suppressed
         self.settings = settings
         self.shared.learned = learned
@@ -286,7 +287,7 @@ class AgentRuntime:
         counters = learned.counters
         return RuntimeStats(
             events_total=counters["events"],
-            events_dropped_total=counters["events_invalid"] + counters["events_foreign_tenant"],
+            events_dropped_total=learned.refused["events_invalid"] + counters["events_foreign_tenant"],
             exchanges_total=self.exchanges,
             forecasts_right_total=sum(w.forecasts["right"] for w in workloads),
             forecasts_wrong_total=sum(w.forecasts["wrong"] for w in workloads),
@@ -333,7 +334,7 @@ class AgentRuntime:
             runtime.config_version = config_version
             runtime._downlink.version = int(values["version"]) + 1
             runtime.shared.learned = LearnedState.restore(values["learned"], settings)
-        except (KeyError, TypeError, ConfigurationError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"runtime state is damaged: {error!r}") from error
         runtime.host = runtime._make_host()
         ended = [(w.name, s.session) for w in runtime.shared.learned.workloads.values() for s in w.sessions if s.ended]

@@ -10,16 +10,8 @@ from runtime_actor.replica_map import ReplicaState
 from runtime_actor.shared import SharedState
 from runtime_actor.workloads import Workload
 
-CAP_COUNTERS = (
-    "events_invalid",
-    "events_duplicate",
-    "events_foreign_tenant",
-    "events_unknown_workload",
-    "events_over_call_limit",
-    "registrations_unknown_workload",
-    "sessions_idle_closed",
-    "workloads_dropped",
-)
+REFUSED = ("events_invalid", "events_duplicate", "events_over_call_limit")
+COUNTERS = ("events_foreign_tenant", "events_unknown_workload", "sessions_idle_closed", "workloads_dropped")
 
 
 def shared_state_view(shared: SharedState, host: PolicyHost, tenant: str | None) -> dict[str, Any]:
@@ -107,7 +99,8 @@ def _caps(shared: SharedState) -> dict[str, int]:
     """How often a bound was hit, by name."""
     learned = shared.learned
     return {
-        **{name: learned.counters[name] for name in CAP_COUNTERS},
+        **{name: learned.refused[name] for name in REFUSED},
+        **{name: learned.counters[name] for name in COUNTERS},
         "replicas_dropped": shared.replica_map.dropped,
         "anchors_dropped": shared.anchors.dropped,
         "prefetch_unmatched": learned.ledger.unmatched,

@@ -119,6 +119,7 @@ class Workload:
     ) -> list[str]:
         """A replica tells where a session stands; steps that this side missed are counted once.
 
+        A session that isn't known counts as beginning with `previous`.
         Returns the live sessions that had to be closed at the cap.
         """
         known = self.sessions.get(session)
@@ -183,7 +184,7 @@ class Workload:
                     values["model"], settings.window, settings.max_sessions
                 )
                 workload._align()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise CheckpointError(f"workload state is damaged: {error!r}") from error
         return workload
 
