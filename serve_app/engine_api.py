@@ -8,6 +8,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 )
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.exceptions import VLLMClientError
 
 __all__ = [
     "ChatCompletionRequest",
@@ -17,4 +18,5 @@ __all__ = [
     "RawRequestInfo",
     "TokenizeChatRequest",
     "TokenizeCompletionRequest",
+    "VLLMClientError",
 ]

@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from runtime_actor.messages import RequestAccepted
-from serve_app.errors import ApiError, is_context_error, overloaded, timed_out, unavailable
+from serve_app.errors import ApiError, bad_request, is_context_error, overloaded, timed_out, unavailable
 from serve_app.streaming import EngineRefusal, Opened, client_events, open_response, refusal_error
 
 logger = logging.getLogger("ray.serve")
@@ -20,6 +20,9 @@ DEATHS = (RayActorError, DeploymentUnavailableError)
 """The replica is gone; another one can take the request if the client has seen nothing of it yet."""
 
 _ENGINE_DEATH = "EngineDead"
+
+COMPILE_FAILURE = "Internal server error"
+"""vLLM's whole message when a request ended with an error inside the engine's loop."""
 
 
 class Call(Protocol):
@@ -72,6 +75,10 @@ class Exchange:
                 self.close()
                 if self._clip(refusal):
                     continue
+                if self._is_bad_constraint(refusal):
+                    raise bad_request(
+                        "The engine could not compile this constraint.", "structured_outputs", "invalid_value"
+                    ) from None
                 if refusal.error.get("code") not in (500, None) or retried:
                     raise refusal_error(
                         refusal, self.limits.usable_tokens, self.limits.model_tokens
@@ -128,6 +135,11 @@ class Exchange:
             if name not in ("max_tokens", "max_completion_tokens")
         }
         return True
+
+    def _is_bad_constraint(self, refusal: EngineRefusal) -> bool:
+        """The engine compiles a grammar in its own loop and fails the request with this text only."""
+        constrained = "structured_outputs" in self.fields or "response_format" in self.fields
+        return constrained and refusal.error.get("message") == COMPILE_FAILURE
 
     async def stream(self, opened: Opened) -> AsyncIterator[str]:
         """The client's events; an error after the first one becomes an event, then the stream ends."""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from serve_app.canonical import LEADING_ROLES, strip_billing
-from serve_app.engine_api import ChatCompletionRequest, CompletionRequest
+from serve_app.engine_api import ChatCompletionRequest, CompletionRequest, VLLMClientError
 from serve_app.errors import bad_request, from_pydantic
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.structured_outputs import check_structured_outputs
@@ -67,7 +67,7 @@ def validated(endpoint: str, fields: Mapping[str, Any]) -> Any:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
     except RecursionError:
         raise bad_request("The request is nested too deeply.", code="invalid_value") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (VLLMClientError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise from_pydantic([{"type": "value_error", "loc": (), "msg": "", "ctx": {"error": error}}]) from None
     return request
 
@@ -212,5 +212,5 @@ def parsed(kind: type[BaseModel], body: Mapping[str, Any]) -> Any:
         return kind.model_validate(dict(body))
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
-    except (ValueError, TypeError) as error:
+    except (VLLMClientError, ValueError, TypeError) as error:
         raise from_pydantic([{"type": "value_error", "loc": (), "msg": "", "ctx": {"error": error}}]) from None
