@@ -57,7 +57,7 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
         raise bad_request("The body is empty; a JSON object is required.", code="invalid_json")
     try:
         value = _decoder.decode(raw)
-        too_deep = _is_deeper(value, max_depth)
+        too_deep = isinstance(value, dict) and _is_deeper(value, max_depth)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise bad_request(f"The body is not valid JSON: {_reason(error)}.", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -74,9 +74,9 @@ def _reason(error: Exception) -> str:
     return text.split(" - at ")[0].rstrip(".") if len(text) < 200 else "it can't be parsed"
 
 
-def _is_deeper(value: Any, limit: int) -> bool:
+def _is_deeper(value: dict[str, Any], limit: int) -> bool:
     """Level by level, so that depth costs no recursion."""
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(limit):
         inner: list[Any] = []
         for item in level:
