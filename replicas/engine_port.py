@@ -18,7 +18,8 @@ WARMUP_PRIORITY = 1_000_000
 class HandDown:
     """For the engine's scheduler. `tables`: workload -> ReachTables bytes; `ended`: (workload, session).
 
-    `policy`: (mode, weight) of the eviction order, None to leave it. `with_sessions` asks for the sessions the engine serves, which a new actor needs.
+    `policy`: (mode, weight) of the eviction order, None to leave it. `with_sessions` asks for the sessions
+    the engine serves, which a new actor needs.
     """
 
     tables: dict[str, bytes] = field(default_factory=dict)

@@ -6,8 +6,9 @@ class; a response without it is a refusal. Everything else is the base class's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -36,7 +37,7 @@ class AgentLLMServer(LLMServer):
 
     _sidecar: Sidecar | None = None
     _settings = ReplicaSettings()
-    _runtime: dict[str, Any] = {}
+    _runtime: Mapping[str, Any] = MappingProxyType({})
     _config_version = 1
 
     async def __init__(
@@ -61,7 +62,7 @@ class AgentLLMServer(LLMServer):
             replica=serve.get_replica_context().replica_id.unique_id,
             node=ray.get_runtime_context().get_node_id(),
         )
-        client = RuntimeClient(self._runtime, self._config_version)
+        client = RuntimeClient(dict(self._runtime), self._config_version)
         self._sidecar = Sidecar(
             name=name, port_of=self._port, call=client.exchange, settings=self._settings
         )

@@ -58,19 +58,28 @@ class Sidecar:
         self.anchors = AnchorStore(
             cap_bytes=settings.anchors.cap_bytes, max_anchors=settings.anchors.max_anchors
         )
-        self.ledger = RequestLedger(
-            replica=name.replica,
+        self.ledger = self._make_ledger()
+        self.port = port_of(self.ledger)
+        self.feed = EngineFeed(
+            self.port, self._clock, on_state=lambda state: self.prefetch.engine_answered(state)
+        )
+        self.prefetch = self._make_prefetch(settings)
+        self.exchange = self._make_exchange(call, settings)
+        self.watchdog = self._make_watchdog(exit_process, settings)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_ledger(self) -> RequestLedger:
+        return RequestLedger(
+            replica=self._name.replica,
             clock=self._clock,
             next_event_id=self._next_event_id,
             on_begin=lambda record: self.prefetch.demand_began(),
             on_accepted=self._accepted,
             on_finish=self._finished,
         )
-        self.port = port_of(self.ledger)
-        self.feed = EngineFeed(
-            self.port, self._clock, on_state=lambda state: self.prefetch.engine_answered(state)
-        )
-        self.prefetch = PrefetchRunner(
+
+    def _make_prefetch(self, settings: ReplicaSettings) -> PrefetchRunner:
+        return PrefetchRunner(
             port=self.port,
             anchors=self.anchors,
             load=self._load,
@@ -78,8 +87,10 @@ class Sidecar:
             clock=self._clock,
             settings=settings.prefetch,
         )
-        self.exchange = ExchangeLoop(
-            name=name,
+
+    def _make_exchange(self, call: ActorCall, settings: ReplicaSettings) -> ExchangeLoop:
+        return ExchangeLoop(
+            name=self._name,
             call=call,
             feed=self.feed,
             events=self.events,
@@ -91,7 +102,11 @@ class Sidecar:
             clock=self._clock,
             settings=settings.exchange,
         )
-        self.watchdog = EngineWatchdog(
+
+    def _make_watchdog(
+        self, exit_process: Callable[[str], None], settings: ReplicaSettings
+    ) -> EngineWatchdog:
+        return EngineWatchdog(
             check_alive=self.port.check_alive,
             busy=lambda: self.ledger.num_in_flight > 0,
             progress_s=lambda: max(self.ledger.last_output_s, self.feed.last_answer_s),
@@ -99,7 +114,6 @@ class Sidecar:
             clock=self._clock,
             settings=settings.watchdog,
         )
-        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start the loops on the running event loop."""

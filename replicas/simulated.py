@@ -7,8 +7,8 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
+from replicas.engine_messages import EngineSettings
 from replicas.engine_port import EnginePort
-from replicas.owner_values import ValueSettings
 from replicas.requests import RequestLedger
 from replicas.server import AgentLLMServer
 from replicas.simulated_engine import CostModel
@@ -22,7 +22,10 @@ class SimulatedLLMServer(AgentLLMServer):
 
     Args:
         simulated: values of CostModel.
-        values: values of ValueSettings, as the engine's `additional_config` has them for vLLM.
+        values: what `additional_config` says of the eviction order for vLLM (EngineSettings).
+
+    Raises:
+        ConfigurationError: names the key, the value and what is allowed.
     """
 
     async def __init__(
@@ -34,7 +37,7 @@ class SimulatedLLMServer(AgentLLMServer):
         **kwargs: Any,
     ) -> None:
         cost = from_dict(CostModel, simulated or {}, "simulated")
-        engine_cls = partial(SimulatedEngine, cost=cost, values=ValueSettings(**(values or {})))
+        engine_cls = partial(SimulatedEngine, cost=cost, values=EngineSettings.from_config(values or {}).values)
         await super().__init__(llm_config, engine_cls=engine_cls, **kwargs)
 
     def _port(self, ledger: RequestLedger) -> EnginePort:

@@ -79,7 +79,7 @@ class SimulatedCore:
         """Whether a request could ever run here."""
         total = prompt_tokens + max_tokens
         blocks = -(-total // self.cost.block_size)
-        return 0 < prompt_tokens and total <= self.cost.max_model_len and blocks <= self.cost.num_blocks
+        return prompt_tokens > 0 and total <= self.cost.max_model_len and blocks <= self.cost.num_blocks
 
     def set_policy(self, policy: str, weight: float) -> None:
         """Raises ValueError for a policy that engines don't have."""

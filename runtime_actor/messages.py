@@ -71,9 +71,7 @@ def _schema(cls: type) -> list[tuple[str, tuple[type, ...], bool]]:
             hint = hints[field.name]
             parts = typing.get_args(hint) if typing.get_origin(hint) not in (dict, list) else (hint,)
             allowed = tuple(typing.get_origin(part) or part for part in (parts or (hint,)))
-            required = (
-                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            )
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             rows.append((field.name, allowed, required))
         _SCHEMAS[cls] = rows
     return _SCHEMAS[cls]

@@ -59,7 +59,7 @@ class FakePort:
     downs: list[HandDown] = field(default_factory=list)
     busy: bool = False
     gone: bool = False
-    probe_answer: CacheProbe = CacheProbe(resident_tokens=0)
+    probe_answer: CacheProbe = field(default_factory=lambda: CacheProbe(resident_tokens=0))
     warmed: list[tuple[int, str]] = field(default_factory=list)
     gate: asyncio.Event | None = None
     warm_error: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from replicas.anchors import AnchorStore
 from replicas.prefetch import CacheProbe, Load, Outcome
 from replicas.prefetch_runner import PrefetchRunner
@@ -117,50 +119,48 @@ def test_the_agents_own_request_overtakes_its_warm_up() -> None:
     assert run(scenario).ends == [("refused", "overtaken")]
 
 
-def test_refusals() -> None:
-    async def resident(bench: Bench) -> None:
-        bench.port.probe_answer = CacheProbe(resident_tokens=576, victim_value=None)
-        bench.runner.offer(make_action())
+REFUSALS: dict[str, tuple[dict, dict]] = {
+    "resident": ({"probe_answer": CacheProbe(resident_tokens=576)}, {}),
+    "outbid": ({"probe_answer": CacheProbe(resident_tokens=0, victim_value=2.0)}, {}),
+    "crowded": ({"probe_answer": CacheProbe(resident_tokens=0, missing_fits=False)}, {}),
+    "unknown": ({}, {"token_ids": b""}),
+    "malformed": ({}, {"token_ids": b"abc"}),
+    "short": ({}, {"token_ids": bytes(8)}),
+    "late": ({}, {"deadline_s": 0.0}),
+    "busy": ({"busy": True}, {}),
+    "failed": ({"warm_error": True}, {}),
+}
+"""reason -> (what the engine does, what the action says)."""
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_refusals(reason: str) -> None:
+    engine, changes = REFUSALS[reason]
+
+    async def scenario(bench: Bench) -> None:
+        for name, value in engine.items():
+            setattr(bench.port, name, value)
+        bench.runner.offer(make_action(**changes))
         await bench.runner.step()
 
-    async def outbid(bench: Bench) -> None:
-        bench.port.probe_answer = CacheProbe(resident_tokens=0, victim_value=2.0)
-        bench.runner.offer(make_action())
-        await bench.runner.step()
+    assert run(scenario).ends == [("refused", reason)]
 
-    async def unknown(bench: Bench) -> None:
-        bench.runner.offer(make_action(token_ids=b""))
-        await bench.runner.step()
 
-    async def malformed(bench: Bench) -> None:
-        bench.runner.offer(make_action(token_ids=b"abc"))
-        await bench.runner.step()
-
-    async def short(bench: Bench) -> None:
-        bench.runner.offer(make_action(token_ids=bytes(8)))
-        await bench.runner.step()
-
-    async def busy(bench: Bench) -> None:
-        bench.port.busy = True
-        bench.runner.offer(make_action())
-        await bench.runner.step()
-
-    async def failed(bench: Bench) -> None:
-        bench.port.warm_error = True
-        bench.runner.offer(make_action())
-        await bench.runner.step()
-
-    async def disabled(bench: Bench) -> None:
+def test_nothing_is_warmed_while_it_is_switched_off() -> None:
+    async def scenario(bench: Bench) -> None:
         bench.runner.switch(False)
         bench.runner.offer(make_action())
 
-    async def duplicate(bench: Bench) -> None:
+    assert run(scenario).ends == [("refused", "disabled")]
+
+
+def test_one_anchor_is_warmed_once_at_a_time() -> None:
+    async def scenario(bench: Bench) -> None:
         bench.in_flight = 1
         bench.runner.offer(make_action("p1", digest="same"))
         bench.runner.offer(make_action("p2", digest="same"))
 
-    for scenario in (resident, outbid, unknown, malformed, short, busy, failed, disabled, duplicate):
-        assert run(scenario).ends == [("refused", scenario.__name__)]
+    assert run(scenario).ends == [("refused", "duplicate")]
 
 
 def test_a_slice_past_the_deadline_is_not_started() -> None:
