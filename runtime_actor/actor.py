@@ -83,7 +83,7 @@ class RuntimeActor:
         parsed = RuntimeSettings.from_dict(settings)
         self._store: CheckpointStore | None = None
         self._runtime = self._restored(parsed, config_version)
-        self._saved_version = self._runtime.version
+        self._saved_version = 0
         self._saving = asyncio.Lock()
         self._dump_s = 0.0
         self._metrics = RuntimeMetrics()
@@ -140,6 +140,11 @@ class RuntimeActor:
         await self._save()
         return settings
 
+    async def save(self) -> bool:
+        """Write a checkpoint now if anything changed; False if there is nowhere to, or it failed."""
+        self._keep_house()
+        return await self._save()
+
     async def check_invariants(self) -> None:
         """Raises AssertionError or ValueError with what doesn't hold."""
         self._runtime.check_invariants()
@@ -171,17 +176,19 @@ class RuntimeActor:
                 checked_s = now_s
             await asyncio.sleep(min(HOUSEKEEPING_S, self._runtime.settings.checkpoint_interval_s))
 
-    async def _save(self) -> None:
-        """Write a checkpoint if something changed since the last one."""
+    async def _save(self) -> bool:
+        """Write a checkpoint if something changed since the last one; False if it isn't on the disk."""
         async with self._saving:
             version = self._runtime.version
             if self._store is None or version == self._saved_version:
-                return
+                return self._store is not None
             began_s = time.monotonic()
             state = self._runtime.dump()
             self._dump_s = time.monotonic() - began_s
-            if await asyncio.to_thread(self._store.save, state):
+            written = await asyncio.to_thread(self._store.save, state)
+            if written:
                 self._saved_version = version
+            return written
 
     @property
     def _save_interval_s(self) -> float:

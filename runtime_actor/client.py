@@ -72,7 +72,8 @@ class RuntimeClient:
 
     async def state(self, tenant: str | None = None) -> dict[str, Any]:
         """GET /runtime/state of a tenant, or (None) of all. Raises RuntimeUnavailable."""
-        return await self._call("state", tenant)
+        view: dict[str, Any] = await self._call("state", tenant)
+        return view
 
     async def predict(self, tenant: str, session: str, horizon: int) -> dict[str, Any] | None:
         """None for an unknown session. Raises RuntimeUnavailable, or ConfigurationError for the horizon."""
@@ -80,12 +81,13 @@ class RuntimeClient:
             raise ConfigurationError(
                 f"horizon: {horizon!r} is not allowed; allowed: a whole number from 1 to {self._max_horizon}"
             )
-        return await self._call("predict", tenant, session, horizon)
+        forecast: dict[str, Any] | None = await self._call("predict", tenant, session, horizon)
+        return forecast
 
     async def configure(self, settings: dict[str, Any], version: int) -> bool:
         """False if a version as new is in force. Raises RuntimeUnavailable or ConfigurationError."""
         parsed = RuntimeSettings.from_dict(settings)
-        applied = await self._call("configure", settings, version)
+        applied: bool = await self._call("configure", settings, version)
         if version > self._config_version:
             self._settings, self._config_version = settings, version
             self._timeout_s, self._max_horizon = parsed.call_timeout_s, parsed.max_horizon
@@ -93,7 +95,8 @@ class RuntimeClient:
 
     async def set_policy(self, name: str, changes: dict[str, Any]) -> dict[str, Any]:
         """All settings of the policy after the change. Raises RuntimeUnavailable or ConfigurationError."""
-        return await self._call("set_policy", name, changes)
+        policy: dict[str, Any] = await self._call("set_policy", name, changes)
+        return policy
 
     # --- the way there ------------------------------------------------------------------------------
 

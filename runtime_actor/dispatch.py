@@ -53,9 +53,7 @@ class PrefetchDispatch:
             if action is not None:
                 ready.append(action)
         if ready:
-            issued = (
-                IssuedAction(a.action_id, replica, a.workload, a.agent, now_s, a.deadline_s) for a in ready
-            )
+            issued = (IssuedAction(a.action_id, replica, a.workload, a.agent, now_s, a.deadline_s) for a in ready)
             self._shared.learned.apply(ActionsIssued(now_s, tuple(issued)))
         return ready
 

@@ -39,7 +39,7 @@ class Downlink:
     def tables_since(self, version: int) -> dict[str, bytes]:
         return {workload: wire for workload, (at, wire) in self._tables.items() if at > version}
 
-    def ended_since(self, version: int, still_ended: Callable[[str, str], bool]) -> list[list]:
+    def ended_since(self, version: int, still_ended: Callable[[str, str], bool]) -> list[list[str]]:
         """[workload, session] of those that ended after `version` and did not start again."""
         rows = []
         for at, workload, session in reversed(self._ended):

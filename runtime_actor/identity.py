@@ -92,7 +92,7 @@ class Registry(Generic[Record]):
 
     def __init__(self, cap: int, create: Callable[[str], Record], key_name: str) -> None:
         self._cap = cap
-        self._create = create
+        self._create: Callable[[str], Record] = create
         self._key_name = key_name
         self._records: OrderedDict[str, Record] = OrderedDict()
         self.dropped = 0

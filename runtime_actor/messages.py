@@ -267,8 +267,8 @@ class ReplicaReport(Message):
     running: int
     waiting: int
     resident: dict[str, dict[str, int]]
-    anchors: dict[str, dict[str, list]]
-    sessions: list[list]
+    anchors: dict[str, dict[str, list[Any]]]
+    sessions: list[list[Any]]
     prompt_tokens: int
     cached_tokens: int
     evicted_blocks: int
@@ -284,8 +284,8 @@ class ExchangeRequest(Message):
     caller_kind: str
     epoch: int
     version: int
-    events: list[dict]
-    report: dict | None = None
+    events: list[dict[str, Any]]
+    report: dict[str, Any] | None = None
 
 
 # --- to replicas and gateways -----------------------------------------------------------------------
@@ -326,12 +326,12 @@ class ExchangeReply(Message):
     epoch: int
     version: int
     tables: dict[str, bytes]
-    actions: list[dict]
-    ended: list[list]
+    actions: list[dict[str, Any]]
+    ended: list[list[str]]
     next_call_s: float
     need_sessions: bool = False
-    cluster: dict | None = None
-    policy: dict = dataclasses.field(default_factory=dict)
+    cluster: dict[str, Any] | None = None
+    policy: dict[str, Any] = dataclasses.field(default_factory=dict)
     min_gap_s: float = 0.1
 
 

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from runtime_actor.errors import CheckpointError, ConfigurationError, MessageError
-from runtime_actor.intake import Registration, ReplicasLost
 from runtime_actor.dispatch import PrefetchDispatch
 from runtime_actor.downlink import Downlink
+from runtime_actor.errors import CheckpointError, ConfigurationError, MessageError
+from runtime_actor.intake import Registration, ReplicasLost
 from runtime_actor.learned import Changes, LearnedState
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, PrefetchAction, ReplicaReport
 from runtime_actor.pace import Pace
@@ -140,7 +140,9 @@ class AgentRuntime:
         """
         allowed = self.settings.max_horizon
         if isinstance(horizon, bool) or not isinstance(horizon, int) or not 1 <= horizon <= allowed:
-            raise ConfigurationError(f"horizon: {horizon!r} is not allowed; allowed: a whole number from 1 to {allowed}")
+            raise ConfigurationError(
+                f"horizon: {horizon!r} is not allowed; allowed: a whole number from 1 to {allowed}"
+            )
         for workload in self.shared.learned.workloads.values():
             record = workload.sessions.get(session)
             if workload.tenant != tenant or record is None:

@@ -120,10 +120,7 @@ def from_dict(cls: type[T], values: Any, path: str) -> T:
         if key not in fields:
             raise ConfigurationError(f"{path}.{key}: unknown key; allowed: {', '.join(sorted(fields))}")
     return cls(
-        **{
-            key: _value(f"{path}.{key}", value, hints[key], fields[key].metadata)
-            for key, value in values.items()
-        }
+        **{key: _value(f"{path}.{key}", value, hints[key], fields[key].metadata) for key, value in values.items()}
     )
 
 
@@ -150,9 +147,7 @@ def _value(path: str, value: Any, hint: Any, metadata: Any) -> Any:
         return _number(path, value, hint, metadata["low"], metadata["high"])
     if "allowed" in metadata:
         if not isinstance(value, str) or value not in metadata["allowed"]:
-            raise ConfigurationError(
-                f"{path}: {value!r} is not allowed; allowed: {', '.join(metadata['allowed'])}"
-            )
+            raise ConfigurationError(f"{path}: {value!r} is not allowed; allowed: {', '.join(metadata['allowed'])}")
         return value
     allowed = typing.get_args(hint) or (hint,)
     if not isinstance(value, allowed):

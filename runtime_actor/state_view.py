@@ -56,9 +56,7 @@ def _workload(workload: Workload) -> dict[str, Any]:
     }
 
 
-def _replica(
-    state: ReplicaState, workloads: list[Workload], tenant: str | None, now_s: float
-) -> dict[str, Any]:
+def _replica(state: ReplicaState, workloads: list[Workload], tenant: str | None, now_s: float) -> dict[str, Any]:
     """A tenant's view has its own hits and blocks; loads and totals of all tenants are for the operator."""
     report = state.report
     resident: Counter[str] = Counter()

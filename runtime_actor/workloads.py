@@ -114,9 +114,7 @@ class Workload:
         self.model.end(record.session, record.ended_s)
         return True
 
-    def registered(
-        self, session: str, previous: str, current: str, replica: str, t_s: float
-    ) -> list[str]:
+    def registered(self, session: str, previous: str, current: str, replica: str, t_s: float) -> list[str]:
         """A replica tells where a session stands; steps that this side missed are counted once.
 
         A session that isn't known counts as beginning with `previous`.
@@ -155,9 +153,7 @@ class Workload:
             "agents": self.agents.dump(),
             "sessions": self.sessions.dump(),
             "model": self.model.state(),
-            "replica_use": [
-                [r, u.requests, u.prompt_tokens, u.cached_tokens] for r, u in self.replica_use.items()
-            ],
+            "replica_use": [[r, u.requests, u.prompt_tokens, u.cached_tokens] for r, u in self.replica_use.items()],
             "forecasts": dict(self.forecasts),
             "late_events": self.late_events,
         }
@@ -180,9 +176,7 @@ class Workload:
             workload.late_events = int(values["late_events"])
             if values["model"]["max_agents"] == settings.max_agents:
                 workload.sessions.restore(values["sessions"])
-                workload.model = TransitionModel.restore(
-                    values["model"], settings.window, settings.max_sessions
-                )
+                workload.model = TransitionModel.restore(values["model"], settings.window, settings.max_sessions)
                 workload._align()
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise CheckpointError(f"workload state is damaged: {error!r}") from error

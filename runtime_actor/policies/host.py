@@ -64,9 +64,7 @@ class PolicyHost:
 
     def predict(self, workload: str, session: str, horizon: int) -> Mapping[str, float] | None:
         for hosted in self._hosted:
-            forecast = self._guarded(
-                hosted, "predict", lambda policy: policy.predict(workload, session, horizon)
-            )
+            forecast = self._guarded(hosted, "predict", lambda policy: policy.predict(workload, session, horizon))
             if forecast is not None:
                 hosted.decisions[workload] += 1
                 return forecast
@@ -123,9 +121,7 @@ class PolicyHost:
                 "mode": hosted.policy.settings.mode,
                 "weight": hosted.policy.settings.weight,
                 "prefetch": dataclasses.asdict(hosted.policy.settings.prefetch),
-                "decisions": sum(
-                    n for w, n in hosted.decisions.items() if workloads is None or w in workloads
-                ),
+                "decisions": sum(n for w, n in hosted.decisions.items() if workloads is None or w in workloads),
                 "failures": hosted.failures,
                 "switched_off": hosted.switched_off,
             }

@@ -149,9 +149,7 @@ class KvCachePolicy(Policy):
             if target is not None:
                 value = self._value(learned.tables, session, agent)
                 found.append(
-                    PrefetchSuggestion(
-                        self.name, target.report.replica, workload, agent, session_id, deadline_s, value
-                    )
+                    PrefetchSuggestion(self.name, target.report.replica, workload, agent, session_id, deadline_s, value)
                 )
         return found
 
@@ -178,4 +176,4 @@ class KvCachePolicy(Policy):
 
     def _lacks(self, replica: ReplicaState, workload: str, agent: str) -> bool:
         tokens = self.substrate.anchor_tokens(workload, agent, replica.report.replica)
-        return 0 < tokens and replica.resident_tokens(workload, agent) < RESIDENT_SHARE * tokens
+        return tokens > 0 and replica.resident_tokens(workload, agent) < RESIDENT_SHARE * tokens

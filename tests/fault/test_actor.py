@@ -53,9 +53,7 @@ async def connected(settings: dict[str, Any], version: int = 1) -> AsyncIterator
     yield client
 
 
-async def until(
-    call: Callable[[], Awaitable[Any]], accept: Callable[[Any], bool] = lambda answer: True
-) -> Any:
+async def until(call: Callable[[], Awaitable[Any]], accept: Callable[[Any], bool] = lambda answer: True) -> Any:
     """Call until there is an acceptable answer; the client's own back-off paces the attempts."""
     deadline_s = time.monotonic() + WAIT_S
     answer: Any = None
@@ -87,12 +85,8 @@ async def pid_of_actor() -> int:
     return int((await handle.ping.remote())["pid"])
 
 
-async def saved(client: RuntimeClient) -> None:
-    """Wait until a checkpoint that began after now has been written."""
-    before = (await client.state())["checkpoint"]["saved"]
-    await exchange(client, [])
-    await client.set_policy("kv_cache", {})
-    await until(client.state, lambda state: state["checkpoint"]["saved"] > before)
+async def save() -> None:
+    assert await ray.get_actor(ACTOR_NAME, namespace=NAMESPACE).save.remote()
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -105,7 +99,7 @@ def test_a_killed_process_comes_back_with_its_counts(settings: dict[str, Any]) -
             first = await exchange(client, arrivals(0, 40))
             await client.set_policy("kv_cache", {"mode": "lru"})
             before = await client.state()
-            await saved(client)
+            await save()
             os.kill(await pid_of_actor(), signal.SIGKILL)
             after = await until(client.state, lambda state: state["epoch"] > first.epoch)
             assert after["agents"] == before["agents"]
@@ -123,7 +117,7 @@ def test_killed_for_good_it_is_created_again(settings: dict[str, Any]) -> None:
     async def test() -> None:
         async with connected(settings) as client:
             first = await exchange(client, arrivals(0, 8))
-            await saved(client)
+            await save()
             ray.kill(ray.get_actor(ACTOR_NAME, namespace=NAMESPACE))
             state = await until(client.state, lambda state: state["epoch"] > first.epoch)
             assert sum(agent["requests"] for agent in state["agents"]) == 8
@@ -152,7 +146,7 @@ def test_a_hung_process_costs_the_time_limit_and_no_more(settings: dict[str, Any
             os.kill(pid, signal.SIGSTOP)
             try:
                 began_s = time.monotonic()
-                with pytest.raises(RuntimeUnavailable, match="no answer within 0.5 s"):
+                with pytest.raises(RuntimeUnavailable, match="no answer within"):
                     await client.state()
                 assert time.monotonic() - began_s < 2.0
                 began_s = time.monotonic()
@@ -191,7 +185,7 @@ def test_a_full_disk_does_not_stop_it(settings: dict[str, Any]) -> None:
 
 
 def test_settings_are_checked_before_an_actor_is_made(cluster: None) -> None:
-    with pytest.raises(ConfigurationError, match="runtime.windwo"):
+    with pytest.raises(ConfigurationError, match=r"runtime\.windwo"):
         get_or_create({"windwo": 3}, 1)
 
 

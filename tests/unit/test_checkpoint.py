@@ -13,6 +13,7 @@ import pytest
 from runtime_actor import checkpoint
 from runtime_actor.checkpoint import CheckpointStore, encode, read_checkpoint
 from runtime_actor.errors import CheckpointError
+from tests.unit.runtime_kit import Kit
 
 
 def opened(directory: Path) -> CheckpointStore:
@@ -168,8 +169,6 @@ def test_all_names_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_secrets_stay_out_of_the_dump() -> None:
-    from runtime_kit import Kit
-
     kit = Kit()
     kit.teach("ab")
     kit.runtime.handle([kit.anchor("a")])

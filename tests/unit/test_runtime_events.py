@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from runtime_kit import Kit
 
 from runtime_actor.errors import ConfigurationError
+from tests.unit.runtime_kit import Kit
 
 
 def transitions(kit: Kit, tenant: str | None = None) -> dict[tuple[str, str], int]:

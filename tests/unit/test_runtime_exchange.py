@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from runtime_kit import Kit
 
 from runtime_actor.errors import MessageError
 from runtime_actor.tables import ReachTables
+from tests.unit.runtime_kit import Kit
 
 
 def test_tables_come_once_a_version() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from runtime_kit import Kit
 
 from runtime_actor.runtime import AgentRuntime
 from runtime_actor.settings import RuntimeSettings
+from tests.unit.runtime_kit import Kit
 
 TENANTS = st.sampled_from(["t", "u"])
 SESSIONS = st.sampled_from([f"s{i}" for i in range(5)])
@@ -27,8 +27,14 @@ class RuntimeMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.kit = Kit(
-            window=32, max_agents=4, max_sessions=3, session_idle_s=50, max_log_events=16, max_event_ids=4096,
-            replica_timeout_s=20, policies=[{"prefetch": {"min_predictability": 0.0, "min_probability": 0.05, "cooldown_s": 0.0}}],
+            window=32,
+            max_agents=4,
+            max_sessions=3,
+            session_idle_s=50,
+            max_log_events=16,
+            max_event_ids=4096,
+            replica_timeout_s=20,
+            policies=[{"prefetch": {"min_predictability": 0.0, "min_probability": 0.05, "cooldown_s": 0.0}}],
         )
         self.requests: Counter[tuple[str, str]] = Counter()
         self.cached: Counter[tuple[str, str]] = Counter()
@@ -64,7 +70,11 @@ class RuntimeMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.kit.clock.advance(seconds)
 
-    @rule(replica=REPLICAS, blocks=st.integers(0, 3), sessions=st.lists(st.tuples(TENANTS, SESSIONS, AGENTS, AGENTS), max_size=3))
+    @rule(
+        replica=REPLICAS,
+        blocks=st.integers(0, 3),
+        sessions=st.lists(st.tuples(TENANTS, SESSIONS, AGENTS, AGENTS), max_size=3),
+    )
     def exchange(self, replica: str, blocks: int, sessions: list[tuple[str, str, str, str]]) -> None:
         epoch, version = self.known_version.get(replica, (0, 0))
         rows = [[*row, self.kit.clock()] for row in sessions]
@@ -107,10 +117,12 @@ class RuntimeMachine(RuleBasedStateMachine):
         assert runtime.version >= self.last_version
         self.last_version = runtime.version
         state = runtime.state()
-        assert {(a["tenant"], a["agent"]): a["requests"] for a in state["agents"] if a["requests"]} == dict(self.requests)
-        assert {
-            (a["tenant"], a["agent"]): a["cached_tokens"] for a in state["agents"] if a["cached_tokens"]
-        } == {key: n for key, n in self.cached.items() if n}
+        assert {(a["tenant"], a["agent"]): a["requests"] for a in state["agents"] if a["requests"]} == dict(
+            self.requests
+        )
+        assert {(a["tenant"], a["agent"]): a["cached_tokens"] for a in state["agents"] if a["cached_tokens"]} == {
+            key: n for key, n in self.cached.items() if n
+        }
         assert all(row["from"] != row["to"] and 0.0 < row["probability"] <= 1.0 for row in state["transitions"])
         prefetch = state["prefetch"]
         assert prefetch["issued"] == sum(prefetch[name] for name in ("useful", "wasted", "refused", "pending"))

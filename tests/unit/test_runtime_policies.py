@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 
 import pytest
-from runtime_kit import Kit
 
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.messages import Message
@@ -15,6 +14,7 @@ from runtime_actor.policies.host import PolicyHost
 from runtime_actor.settings import PolicySettings, RuntimeSettings
 from runtime_actor.shared import SharedState
 from runtime_actor.tables import ReachTables
+from tests.unit.runtime_kit import Kit
 
 
 class Fixed(Policy):

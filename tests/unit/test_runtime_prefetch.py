@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime_kit import Kit
 
 from runtime_actor.messages import PrefetchAction
+from tests.unit.runtime_kit import Kit
 
 ANCHORS = {"t": {agent: [f"digest-{agent}", 320] for agent in "abc"}}
 

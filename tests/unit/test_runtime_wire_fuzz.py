@@ -7,18 +7,26 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime_kit import Kit
 
 from runtime_actor.errors import CheckpointError, MessageError
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, OwnerTag, ReplicaReport, event_from_wire
 from runtime_actor.runtime import AgentRuntime
 from runtime_actor.settings import RuntimeSettings
+from tests.unit.runtime_kit import Kit
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=8) | st.binary(max_size=8)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**400)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
 )
 ANYTHING = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=12
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
 )
 
 
@@ -30,14 +38,28 @@ def mutated(wire: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 KIT = Kit()
-EVENTS = [KIT.arrived("s1", "a"), KIT.finished("s1", "a"), KIT.ended("s1"), KIT.anchor("a"), KIT.prefetch_finished("x", "useful")]
+EVENTS = [
+    KIT.arrived("s1", "a"),
+    KIT.finished("s1", "a"),
+    KIT.ended("s1"),
+    KIT.anchor("a"),
+    KIT.prefetch_finished("x", "useful"),
+]
 EVENT = st.one_of([mutated(event) for event in EVENTS] + [ANYTHING])
-REPORT = mutated(KIT.report(resident={"t": {"a": 1}}, anchors={"t": {"a": ["d", 3]}}, sessions=[["t", "s", "", "a", 1.0]]))
+REPORT = mutated(
+    KIT.report(resident={"t": {"a": 1}}, anchors={"t": {"a": ["d", 3]}}, sessions=[["t", "s", "", "a", 1.0]])
+)
 
 
 @given(ANYTHING)
 def test_decoders_refuse_with_a_message_error(wire: Any) -> None:
-    for decode in (event_from_wire, ExchangeRequest.from_wire, ExchangeReply.from_wire, ReplicaReport.from_wire, OwnerTag.decode):
+    for decode in (
+        event_from_wire,
+        ExchangeRequest.from_wire,
+        ExchangeReply.from_wire,
+        ReplicaReport.from_wire,
+        OwnerTag.decode,
+    ):
         with contextlib.suppress(MessageError):
             decode(wire)
 
