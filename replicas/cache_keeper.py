@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
+MAX_NAME_CHARS = 256
+"""Longer workload, agent or session names aren't the gateway's."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
@@ -268,6 +271,9 @@ def _tag_of(extra_args: Any) -> OwnerTag | None:
     if not isinstance(extra_args, dict) or OWNER_XARG not in extra_args:
         return None
     try:
-        return OwnerTag.decode(extra_args[OWNER_XARG])
+        tag = OwnerTag.decode(extra_args[OWNER_XARG])
     except MessageError:
         return None
+    names = (tag.workload, tag.agent, tag.session)
+    fits = all(name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS for name in names)
+    return tag if fits else None
