@@ -23,6 +23,8 @@ from cluster.readiness import wait_for_answers
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "serve_config.yaml"
 START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 120.0
+MANY_STEPS = 20
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequested(BaseException):
@@ -34,20 +36,21 @@ def main(arguments: list[str] | None = None) -> int:
     cluster = LocalRay()
     started_s = time.monotonic()
     code = 0
-    with _signals_raise():
-        try:
-            config = load(options.config, options.port)
-            check_port(config.host, config.port)
-            _prepare_model(config)
-            _serve(cluster, config)
-            print(_ready_text(cluster, config, time.monotonic() - started_s), flush=True)
-            threading.Event().wait()
-        except StopRequested:
-            print("\nserve: stopping", flush=True)
-        except LaunchError as error:
-            print(f"serve: {error}", file=sys.stderr, flush=True)
-            code = 1
-    with _signals_ignored():
+    _raise_on_signals()
+    try:
+        config = load(options.config, options.port)
+        check_port(config.host, config.port)
+        _prepare_model(config)
+        _serve(cluster, config)
+        print(_ready_text(cluster, config, time.monotonic() - started_s), flush=True)
+        threading.Event().wait()
+    except StopRequested:
+        print("\nserve: stopping", flush=True)
+    except LaunchError as error:
+        print(f"serve: {error}", file=sys.stderr, flush=True)
+        code = 1
+    finally:
+        _ignore_signals()
         cluster.stop()
     if code == 0:
         print("serve: stopped; every process it started has ended", flush=True)
@@ -78,6 +81,7 @@ def _prepare_model(config: LaunchConfig) -> None:
 def _serve(cluster: LocalRay, config: LaunchConfig) -> None:
     print("serve: starting Ray", flush=True)
     cluster.start()
+    _raise_on_signals()
     print(f"serve: starting {config.model_id} (about a minute; logs: {cluster.log_folder})", flush=True)
     cluster.deploy(config.serve)
     with _bar("serve: replicas and gateway") as update:
@@ -104,44 +108,42 @@ serve: READY after {took_s:.0f} s - {url}/v1 (OpenAI API, model {model})
 
 @contextmanager
 def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    bar = tqdm(desc=label, leave=False, bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}]")
+    """`update(done, total)`: a line that is redrawn on a terminal, else a line where the numbers change."""
+    if sys.stderr.isatty():
+        with tqdm(desc=label, leave=False, bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}]") as bar:
 
-    def update(done: int, total: int) -> None:
-        bar.total = total
-        bar.n = done
-        bar.refresh()
+            def redraw(done: int, total: int) -> None:
+                bar.total, bar.n = total, done
+                bar.refresh()
 
-    try:
-        yield update
-    finally:
-        bar.close()
+            yield redraw
+        return
+    shown = (0, 0)
+
+    def print_change(done: int, total: int) -> None:
+        nonlocal shown
+        # Many steps (tensors of a model) are shown as the first and the last.
+        if (done, total) != shown and (total <= MANY_STEPS or done in (1, total)):
+            print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
+        shown = (done, total)
+
+    yield print_change
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
+def _raise_on_signals() -> None:
+    """SIGINT, SIGTERM and SIGHUP become StopRequested; Ray's start puts its own handlers there."""
+
     def stop(number: int, frame: FrameType | None) -> None:
         raise StopRequested
 
-    with _handler(stop):
-        yield
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
 
 
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
+def _ignore_signals() -> None:
     """A second Ctrl-C must not leave processes behind."""
-    with _handler(signal.SIG_IGN):
-        yield
-
-
-@contextmanager
-def _handler(handler: signal.Handlers | object) -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -89,9 +91,14 @@ class LocalRay:
             LaunchError: the application failed (its message), or `timeout_s` is over.
         """
         deadline_s = time.monotonic() + timeout_s
+        told = ""
         while time.monotonic() < deadline_s:
             overview = serve.status().applications.get(application)
             if overview is not None:
+                trouble = _failed_start(overview)
+                if trouble and trouble != told:
+                    told = trouble
+                    print(f"serve: a replica did not start, Serve tries again: {trouble}", file=sys.stderr, flush=True)
                 if overview.status == ApplicationStatus.RUNNING:
                     return
                 if overview.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
@@ -136,8 +143,21 @@ def _replica_counts(overview: Any) -> tuple[int, int]:
     return ready, wanted
 
 
+def _failed_start(overview: Any) -> str:
+    """Why a replica's last start failed; empty as long as none did."""
+    for deployment in overview.deployments.values():
+        if "failed to start" in deployment.message or "Traceback" in deployment.message:
+            return _last_line([deployment.message])
+    return ""
+
+
 def _reason(overview: Any) -> str:
-    """The last line that says something: of the application's message, else of a deployment's."""
-    texts = [overview.message, *(d.message for d in overview.deployments.values())]
+    """Of the application's message, else of a deployment's."""
+    return _last_line([d.message for d in overview.deployments.values()] + [overview.message])
+
+
+def _last_line(texts: list[str]) -> str:
+    """The last line that says something, of the last text that has one; an error's name ends a traceback."""
     lines = [line.strip() for text in texts if text for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no reason given"
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or lines or ["no reason given"])[-1][:300]

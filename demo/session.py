@@ -104,23 +104,27 @@ class Session:
                 messages.append({"role": "user", "content": f"{turn.member}: {turn.text}"})
         return messages
 
+    def _body(self, member: Member) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "messages": self._messages(member),
+            "tools": list(member.tools),
+            # Answers are text in any case: the embedded model is too small to call a tool sensibly.
+            "tool_choice": "none",
+            "max_tokens": self.limits.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "extra_headers": {"x-session-id": self.session_id, "x-claude-code-agent-id": member.name},
+        }
+
     async def _request(self, member: Member) -> Turn:
         started_s = time.perf_counter()
         first_s = 0.0
         parts: list[str] = []
         usage: Any = None
         try:
-            stream = await self.client.chat.completions.create(
-                model=self.model,
-                messages=self._messages(member),  # type: ignore[arg-type]
-                tools=list(member.tools),  # type: ignore[arg-type]
-                tool_choice="none",
-                max_tokens=self.limits.max_tokens,
-                temperature=0,
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_headers={"x-session-id": self.session_id, "x-claude-code-agent-id": member.name},
-            )
+            stream = await self.client.chat.completions.create(**self._body(member))
             async for chunk in stream:
                 if chunk.choices and not first_s and chunk.choices[0].delta.content:
                     first_s = time.perf_counter()
