@@ -148,7 +148,8 @@ def _model_source(config: AppConfig) -> str:
     if config.model.source != EMBEDDED:
         return config.model.source
     # Only this source needs the package that knows how to make the model.
-    from cluster.embedded_model import EmbeddedModelError, ensure_embedded_model
+    from cluster.embedded_model import ensure_embedded_model  # noqa: PLC0415
+    from cluster.errors import EmbeddedModelError  # noqa: PLC0415
 
     try:
         return str(ensure_embedded_model())

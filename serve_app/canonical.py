@@ -20,9 +20,7 @@ LEADING_ROLES = frozenset({"system", "developer"})
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _BILLING = re.compile(r"^[ \t]*x-[\w-]*billing-header[ \t]*:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
-_CLOCK = re.compile(
-    r"\b(?:date|time|datetime|timestamp|clock|now|today)\b[^\n\d]{0,48}\d[^\n]{0,60}", re.IGNORECASE
-)
+_CLOCK = re.compile(r"\b(?:date|time|datetime|timestamp|clock|now|today)\b[^\n\d]{0,48}\d[^\n]{0,60}", re.IGNORECASE)
 _CLOCK_VALUE = re.compile(
     rf"\d{{1,2}}:\d{{2}}|\d{{4}}[-/]\d{{1,2}}[-/]\d{{1,2}}|\d{{1,2}}[/.]\d{{1,2}}[/.]\d{{2,4}}"
     rf"|{_MONTH}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}|\d{{1,2}}(?:st|nd|rd|th)? {_MONTH}\.?,? \d{{4}}"
@@ -33,7 +31,9 @@ _CLOCK_PARTS = re.compile(
     rf"\d+(?:st|nd|rd|th)?|\b(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\b|\b{_MONTH}\b|\b[ap]\.?m\b",
     re.IGNORECASE,
 )
-_UUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE)
+_UUID = re.compile(
+    r"(?<![0-9a-f])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE
+)
 _UUID_MIDDLE = re.compile(r"-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-")
 _RUN_ID = re.compile(
     r"\b((?:run|request|session|trace|conversation|thread|task|job|correlation|invocation|execution|message)"

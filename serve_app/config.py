@@ -41,11 +41,11 @@ class ModelConfig(Section):
 class AutoscalingConfig(Section):
     """Handed to Ray Serve; only what is stable there."""
 
-    min_replicas: int = Field(1, ge=0, le=4096)
-    max_replicas: int = Field(1, ge=1, le=4096)
-    target_ongoing_requests: float = Field(8.0, gt=0)
-    upscale_delay_s: float = Field(30.0, ge=0)
-    downscale_delay_s: float = Field(600.0, ge=0)
+    min_replicas: int = Field(default=1, ge=0, le=4096)
+    max_replicas: int = Field(default=1, ge=1, le=4096)
+    target_ongoing_requests: float = Field(default=8.0, gt=0)
+    upscale_delay_s: float = Field(default=30.0, ge=0)
+    downscale_delay_s: float = Field(default=600.0, ge=0)
 
     @model_validator(mode="after")
     def _ordered(self) -> "AutoscalingConfig":
@@ -57,16 +57,16 @@ class AutoscalingConfig(Section):
 class DeploymentConfig(Section):
     """Resources are per replica. `accelerator_type` is Ray's name of a GPU (H100, L4, ...)."""
 
-    num_replicas: int = Field(1, ge=1, le=4096)
+    num_replicas: int = Field(default=1, ge=1, le=4096)
     autoscaling: AutoscalingConfig | None = None
-    max_ongoing_requests: int = Field(64, ge=1, le=100_000)
-    num_cpus_per_replica: float = Field(1.0, ge=0, le=1024)
-    num_gpus_per_replica: float = Field(0.0, ge=0, le=64)
-    memory_bytes_per_replica: int = Field(0, ge=0)
-    accelerator_type: str | None = Field(None, min_length=1, max_length=64)
-    graceful_shutdown_timeout_s: float = Field(30.0, ge=0, le=86_400)
-    health_check_period_s: float = Field(10.0, gt=0, le=3600)
-    health_check_timeout_s: float = Field(60.0, gt=0, le=3600)
+    max_ongoing_requests: int = Field(default=64, ge=1, le=100_000)
+    num_cpus_per_replica: float = Field(default=1.0, ge=0, le=1024)
+    num_gpus_per_replica: float = Field(default=0.0, ge=0, le=64)
+    memory_bytes_per_replica: int = Field(default=0, ge=0)
+    accelerator_type: str | None = Field(default=None, min_length=1, max_length=64)
+    graceful_shutdown_timeout_s: float = Field(default=30.0, ge=0, le=86_400)
+    health_check_period_s: float = Field(default=10.0, gt=0, le=3600)
+    health_check_timeout_s: float = Field(default=60.0, gt=0, le=3600)
     env_vars: dict[str, str] = {}
 
 
@@ -74,12 +74,12 @@ class RoutingConfig(Section):
     """Weights of the ranking; `max_snapshot_age_s` is how long a view of the cluster may be used."""
 
     enabled: bool = True
-    cached_weight: float = Field(1.0, ge=0, le=100)
-    reach_weight: float = Field(0.5, ge=0, le=100)
-    load_weight: float = Field(1.0, ge=0, le=100)
-    hot_requests: int = Field(4, ge=1, le=10_000)
-    max_snapshot_age_s: float = Field(5.0, gt=0, le=600)
-    max_sessions: int = Field(16_384, ge=16, le=1_000_000)
+    cached_weight: float = Field(default=1.0, ge=0, le=100)
+    reach_weight: float = Field(default=0.5, ge=0, le=100)
+    load_weight: float = Field(default=1.0, ge=0, le=100)
+    hot_requests: int = Field(default=4, ge=1, le=10_000)
+    max_snapshot_age_s: float = Field(default=5.0, gt=0, le=600)
+    max_sessions: int = Field(default=16_384, ge=16, le=1_000_000)
 
 
 class ApiKey(Section):
@@ -94,16 +94,16 @@ class GatewayConfig(Section):
     """Limits of what a client may send and how long it may take."""
 
     api_keys: list[ApiKey] = []
-    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, le=1 << 30)
-    max_header_bytes: int = Field(32 * 1024, ge=1024, le=1 << 20)
-    max_json_depth: int = Field(64, ge=4, le=256)
-    max_in_flight: int = Field(256, ge=1, le=100_000)
-    max_choices: int = Field(16, ge=1, le=128)
-    retry_after_s: int = Field(1, ge=1, le=3600)
-    request_timeout_s: float = Field(600.0, gt=0, le=86_400)
-    body_timeout_s: float = Field(30.0, gt=0, le=3600)
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1 << 30)
+    max_header_bytes: int = Field(default=32 * 1024, ge=1024, le=1 << 20)
+    max_json_depth: int = Field(default=64, ge=4, le=256)
+    max_in_flight: int = Field(default=256, ge=1, le=100_000)
+    max_choices: int = Field(default=16, ge=1, le=128)
+    retry_after_s: int = Field(default=1, ge=1, le=3600)
+    request_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    body_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     cors_origins: list[str] = []
-    secret_file: str | None = Field(None, min_length=1, max_length=4096)
+    secret_file: str | None = Field(default=None, min_length=1, max_length=4096)
 
 
 class AppConfig(Section):

@@ -104,7 +104,9 @@ def _check_http(options: dict[str, Any]) -> None:
     """Ray checks types here but no ranges."""
     port = options.get("port", 8000)
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-        raise ConfigurationError(f"http_options.port: {shown(port)} is not allowed; allowed: an integer from 1 to 65535")
+        raise ConfigurationError(
+            f"http_options.port: {shown(port)} is not allowed; allowed: an integer from 1 to 65535"
+        )
     for name in ("request_timeout_s", "keep_alive_timeout_s"):
         value = options.get(name)
         if value is not None and (isinstance(value, (bool, str)) or value <= 0):

@@ -79,9 +79,7 @@ def check_engine_kwargs(values: dict[str, Any], path: str = "engine_kwargs") -> 
     known = engine_argument_types()
     for key, value in values.items():
         if key in SET_BY_US:
-            raise ConfigurationError(
-                f"{path}.{key}: {_shown(value)} is not allowed; it is set from {SET_BY_US[key]}"
-            )
+            raise ConfigurationError(f"{path}.{key}: {_shown(value)} is not allowed; it is set from {SET_BY_US[key]}")
         if known and key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "an argument name of vLLM's engine"

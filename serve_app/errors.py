@@ -55,18 +55,14 @@ class ApiError(AgentRuntimeError):
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self) -> dict[str, Any]:
-        return {
-            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def event(self) -> str:
         """The same as an event of a stream that has already begun."""
         return f"data: {json.dumps(self.body(), ensure_ascii=False)}\n\n"
 
 
-def _rebuild(
-    status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]
-) -> ApiError:
+def _rebuild(status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]) -> ApiError:
     return ApiError(status, message, param=param, code=code, headers=headers)
 
 

@@ -103,9 +103,9 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         body = await self._utility_body(request)
         kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
         if "messages" in body:
-            body["messages"] = preparation.prepare(
-                preparation.CHAT, {"messages": body["messages"]}, self._limits
-            )["messages"]
+            body["messages"] = preparation.prepare(preparation.CHAT, {"messages": body["messages"]}, self._limits)[
+                "messages"
+            ]
         return await self._utility("tokenize", preparation.parsed(kind, body))
 
     async def detokenize(self, request: Request) -> Response:
@@ -184,9 +184,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         self._identities.accept(flight.resolved)
         replica = accepted.replica if accepted is not None else ""
         if accepted is not None:
-            self._routing.record(
-                identity.workload, identity.session, identity.agent, replica, accepted.prompt_tokens
-            )
+            self._routing.record(identity.workload, identity.session, identity.agent, replica, accepted.prompt_tokens)
         self._exchange.add(
             RequestArrived(
                 event_id=self._exchange.buffer.next_id(),
@@ -240,9 +238,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
 
     def _end_session(self, tenant: str, workload: str, session: str) -> None:
         self._routing.end_session(workload, session)
-        self._exchange.add(
-            SessionEnded(self._exchange.buffer.next_id(), time.time(), tenant, workload, session)
-        )
+        self._exchange.add(SessionEnded(self._exchange.buffer.next_id(), time.time(), tenant, workload, session))
 
     # --- small things ------------------------------------------------------------------------------------
 
@@ -298,9 +294,7 @@ class EventStream(StreamingResponse):
     """A stream that gives back what it holds also when the client leaves before it begins."""
 
     def __init__(self, events: AsyncIterator[str], headers: dict[str, str], on_end: Any) -> None:
-        super().__init__(
-            events, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"}
-        )
+        super().__init__(events, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"})
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -80,9 +80,7 @@ class Exchange:
                         "The engine could not compile this constraint.", "structured_outputs", "invalid_value"
                     ) from None
                 if refusal.error.get("code") not in (500, None) or retried:
-                    raise refusal_error(
-                        refusal, self.limits.usable_tokens, self.limits.model_tokens
-                    ) from None
+                    raise refusal_error(refusal, self.limits.usable_tokens, self.limits.model_tokens) from None
             except DEATHS:
                 self.close()
                 if retried:
@@ -130,9 +128,7 @@ class Exchange:
             return False
         self.clipped = True
         self.fields = {
-            name: value
-            for name, value in self.fields.items()
-            if name not in ("max_tokens", "max_completion_tokens")
+            name: value for name, value in self.fields.items() if name not in ("max_tokens", "max_completion_tokens")
         }
         return True
 

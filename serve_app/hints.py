@@ -53,9 +53,7 @@ REJECTED_FIELDS = (
     "prompt_cache_key",
     "data_parallel_rank",
 )
-REPLACED_FIELDS = frozenset(
-    {*REJECTED_FIELDS, "priority", "vllm_xargs", "session_id", "nvext", "agent_hints"}
-)
+REPLACED_FIELDS = frozenset({*REJECTED_FIELDS, "priority", "vllm_xargs", "session_id", "nvext", "agent_hints"})
 """Taken out of the body before it goes to the engine; what belongs there is set by `engine_fields`."""
 
 

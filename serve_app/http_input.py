@@ -25,9 +25,7 @@ async def read_object(request: Request, limits: GatewayConfig) -> dict[str, Any]
 
 
 async def _read_bounded(request: Request, limits: GatewayConfig) -> bytes:
-    too_large = ApiError(
-        413, f"The body is larger than {limits.max_body_bytes} bytes.", code="request_too_large"
-    )
+    too_large = ApiError(413, f"The body is larger than {limits.max_body_bytes} bytes.", code="request_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and len(declared) < 20 and int(declared) > limits.max_body_bytes:
         raise too_large

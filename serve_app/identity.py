@@ -119,9 +119,7 @@ class IdentityResolver:
         """The id of the session that `tenant` calls `declared`; our own ids stand for themselves."""
         return declared if SESSION_ID.match(declared) else self._id("s", tenant, declared.encode())
 
-    def _agent(
-        self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> tuple[str, str, str]:
+    def _agent(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, str, str]:
         declared, source = _declared(headers, body, AGENT_HEADERS, AGENT_FIELDS)
         if declared is not None:
             return self._id("a", tenant, b"declared:" + declared.encode()), source, _label(declared)

@@ -37,9 +37,7 @@ class GatewayMetrics:
     def count_retry(self) -> None:
         self._retries.inc(1)
 
-    def publish_gauges(
-        self, admission: Admission, exchange: GatewayExchange, routing: RoutingState
-    ) -> None:
+    def publish_gauges(self, admission: Admission, exchange: GatewayExchange, routing: RoutingState) -> None:
         self._gauges["in_flight"].set(admission.in_flight)
         self._gauges["buffered_events"].set(len(exchange.buffer))
         self._gauges["dropped_events"].set(exchange.buffer.dropped)

@@ -60,9 +60,8 @@ def validated(endpoint: str, fields: Mapping[str, Any]) -> Any:
     """The engine's request object with every lazy iterable made a list. Raises ApiError."""
     try:
         request = _CLASSES[endpoint].model_validate(dict(fields))
-        messages = getattr(request, "messages", None)
-        if messages is not None:
-            request.messages = [_plain(message) for message in messages]
+        if isinstance(request, ChatCompletionRequest):
+            request.messages = [_plain(message) for message in request.messages]
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
     except RecursionError:
@@ -95,17 +94,13 @@ def _messages(messages: Any, modalities: frozenset[str]) -> list[dict[str, Any]]
             raise bad_request(f"`messages[{index}]` must be an object.", f"messages[{index}]", "invalid_value")
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise bad_request(
-                f"`messages[{index}].role` must be a string.", f"messages[{index}].role", "invalid_value"
-            )
+            raise bad_request(f"`messages[{index}].role` must be a string.", f"messages[{index}].role", "invalid_value")
         leading = leading and role in LEADING_ROLES
         checked.append(_message(message, f"messages[{index}]", leading, modalities))
     return checked
 
 
-def _message(
-    message: dict[str, Any], path: str, leading: bool, modalities: frozenset[str]
-) -> dict[str, Any]:
+def _message(message: dict[str, Any], path: str, leading: bool, modalities: frozenset[str]) -> dict[str, Any]:
     """A copy as the engine wants it: no empty call list, content that is text, no billing line on top."""
     copy = dict(message)
     if not copy.get("tool_calls"):

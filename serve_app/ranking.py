@@ -80,9 +80,7 @@ def reach_tokens(request: RankingInput, view: ClusterView, replica: str) -> floa
     for index, agent in enumerate(tables.agents[:-1]):
         value = float(values[index])
         if value > 0.01 and agent != request.agent:
-            there = max(
-                _session_tokens(session, agent, replica), _anchor_tokens(request, view, agent, replica)
-            )
+            there = max(_session_tokens(session, agent, replica), _anchor_tokens(request, view, agent, replica))
             total += value * there
     return total
 
@@ -96,9 +94,7 @@ def by_load(loads: Mapping[str, int], choices: random.Random) -> list[str]:
     return replicas
 
 
-def with_affinity(
-    ranked: Sequence[str], request: RankingInput, weights: RankingWeights
-) -> list[str]:
+def with_affinity(ranked: Sequence[str], request: RankingInput, weights: RankingWeights) -> list[str]:
     """The same order with the replica that served this agent of this session first, unless it is hot."""
     place = request.session.places.get(request.agent) if request.session is not None else None
     if place is None or place[0] not in request.loads:

@@ -82,8 +82,7 @@ class RuntimeEndpoints:
             )
         prefix = "events" if "events" in body else None
         checked = [
-            self._event(caller, event, f"{prefix}[{index}]." if prefix else "")
-            for index, event in enumerate(listed)
+            self._event(caller, event, f"{prefix}[{index}]." if prefix else "") for index, event in enumerate(listed)
         ]
         for event in checked:
             if isinstance(event, SessionEnded):

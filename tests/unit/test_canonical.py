@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from serve_app.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
 
 SAME = [
-    ("Current date and time: Monday, March 9, 2026 at 06:00:31 PM PDT", "Current date and time: Tuesday, April 14, 2026 at 11:59:02 AM PDT"),
+    (
+        "Current date and time: Monday, March 9, 2026 at 06:00:31 PM PDT",
+        "Current date and time: Tuesday, April 14, 2026 at 11:59:02 AM PDT",
+    ),
     ("Now: 2026-03-09T06:00:31Z", "Now: 2026-03-10T23:10:00Z"),
     ("The current time is 18:30.", "The current time is 07:05."),
     ("Today's date: 2026-03-09", "Today's date: 2026-03-10"),
@@ -18,7 +21,10 @@ SAME = [
     ("run id: 7f3a-1", "run id: 99-x"),
     ('"session_id": "abc"', '"session_id": "def"'),
     ("trace 123e4567-e89b-12d3-a456-426614174000 on", "trace 00000000-e89b-12d3-a456-426614174000 on"),
-    ("x-anthropic-billing-header: cc_version=2.1.9.aaa; cch=1a2b3;\nBe kind.", "x-anthropic-billing-header: cc_version=2.1.9.bbb; cch=ffff;\nBe kind."),
+    (
+        "x-anthropic-billing-header: cc_version=2.1.9.aaa; cch=1a2b3;\nBe kind.",
+        "x-anthropic-billing-header: cc_version=2.1.9.bbb; cch=ffff;\nBe kind.",
+    ),
 ]
 DIFFERENT = [
     ("The company was founded in 2019.", "The company was founded in 2020."),

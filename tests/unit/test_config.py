@@ -28,9 +28,7 @@ ARGS: dict[str, Any] = {
 FILE: dict[str, Any] = {
     "proxy_location": "HeadOnly",
     "http_options": {"host": "127.0.0.1", "port": 8000},
-    "applications": [
-        {"name": "a", "route_prefix": "/", "import_path": "serve_app.app:build_app", "args": ARGS}
-    ],
+    "applications": [{"name": "a", "route_prefix": "/", "import_path": "serve_app.app:build_app", "args": ARGS}],
 }
 
 
@@ -169,7 +167,14 @@ def test_engine_argument_names_come_from_the_engine() -> None:
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("example.org", False),
+    ],
 )
 def test_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected

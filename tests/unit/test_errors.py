@@ -76,7 +76,11 @@ def test_validator_messages_lose_the_value() -> None:
 
 
 def test_engine_errors() -> None:
-    long = {"message": "This model's maximum context length is 3168 tokens. However, you requested 8 output tokens and your prompt contains at least 3161 input tokens.", "code": 400}
+    long = {
+        "message": "This model's maximum context length is 3168 tokens. However, you requested 8 output tokens "
+        "and your prompt contains at least 3161 input tokens.",
+        "code": 400,
+    }
     assert from_engine(long, 3168, 8192).code == "context_length_exceeded"
     assert "3161" in from_engine(long, 3168, 8192).message
     inner = from_engine({"message": "Traceback /usr/lib", "code": 500}, 1, 1)

@@ -60,8 +60,14 @@ def test_what_only_the_gateway_sets_is_rejected() -> None:
 
 
 def test_second_session_id_is_rejected() -> None:
-    assert outcomes({"session_id": "b"}, {"x-session-id": "a"}) == {"x-session-id": "accepted", "session_id": "rejected"}
-    assert outcomes({"session_id": "a"}, {"x-session-id": "a"}) == {"x-session-id": "accepted", "session_id": "accepted"}
+    assert outcomes({"session_id": "b"}, {"x-session-id": "a"}) == {
+        "x-session-id": "accepted",
+        "session_id": "rejected",
+    }
+    assert outcomes({"session_id": "a"}, {"x-session-id": "a"}) == {
+        "x-session-id": "accepted",
+        "session_id": "accepted",
+    }
     assert outcomes({}, {"x-session-id": "null"}) == {"x-session-id": "rejected"}
 
 
@@ -72,7 +78,9 @@ def test_report_is_bounded_and_holds_no_values() -> None:
     assert read_hints({}, {})[1].header() == "none"
 
 
-@pytest.mark.parametrize("body", [{"nvext": 5}, {"nvext": {"agent_hints": [1]}}, {"agent_hints": {"a b\n": 1}}, {"vllm_xargs": "x"}])
+@pytest.mark.parametrize(
+    "body", [{"nvext": 5}, {"nvext": {"agent_hints": [1]}}, {"agent_hints": {"a b\n": 1}}, {"vllm_xargs": "x"}]
+)
 def test_nonsense_is_no_error(body: dict[str, Any]) -> None:
     priority, report = read_hints({}, body)
     assert priority == 0 and "\n" not in report.header()

@@ -9,7 +9,14 @@ import pytest
 
 from serve_app.identity import SESSION_ID, Identity, IdentityResolver, declared_value, fold_headers
 
-SPELLINGS = ["x-session-id", "X-Session-ID", "x_session_id", "session-id", "X-Dynamo-Session-ID", "x-claude-code-session-id"]
+SPELLINGS = [
+    "x-session-id",
+    "X-Session-ID",
+    "x_session_id",
+    "session-id",
+    "X-Dynamo-Session-ID",
+    "x-claude-code-session-id",
+]
 
 
 @pytest.fixture
@@ -149,13 +156,14 @@ def test_declared_value() -> None:
 def test_cost_of_a_long_conversation(resolver: IdentityResolver) -> None:
     """32k tokens with 64 tools; the target is 300 us, the bound here allows for a busy machine."""
     tools = [
-        {"type": "function", "function": {"name": f"t{n}", "description": "d" * 100, "parameters": {"a": {"type": "string"}}}}
+        {
+            "type": "function",
+            "function": {"name": f"t{n}", "description": "d" * 100, "parameters": {"a": {"type": "string"}}},
+        }
         for n in range(64)
     ]
     body = chat("word " * 400, system="You are careful. " * 900, tools=tools)
-    body["messages"] += [
-        {"role": "assistant" if n % 2 else "user", "content": "word " * 600} for n in range(38)
-    ]
+    body["messages"] += [{"role": "assistant" if n % 2 else "user", "content": "word " * 600} for n in range(38)]
     resolver.accept(resolver.resolve("t", {}, body))
     best_s = min(_timed(resolver, body) for _ in range(50))
     assert best_s < 1.5e-3

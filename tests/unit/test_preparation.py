@@ -11,7 +11,22 @@ from serve_app.errors import ApiError
 from serve_app.preparation import CHAT, COMPLETIONS, Limits, prepare, validated
 
 TEXT = Limits(frozenset({"text"}), 16)
-NULLS = "stop max_tokens tools tool_choice response_format seed n logprobs stream_options user metadata session_id priority nvext".split()
+NULLS = [
+    "stop",
+    "max_tokens",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "seed",
+    "n",
+    "logprobs",
+    "stream_options",
+    "user",
+    "metadata",
+    "session_id",
+    "priority",
+    "nvext",
+]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
 
 

@@ -45,7 +45,9 @@ def chain_tables() -> ReachTables:
     """a -> b -> a, certain."""
     first = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0]], dtype=np.float32)
     zeros = np.zeros(3, dtype=np.float32)
-    return ReachTables("w", ("a", "b", "other"), first, np.zeros((0, 2), np.int16), np.zeros((0, 3), np.float32), 0.1, zeros, zeros)
+    return ReachTables(
+        "w", ("a", "b", "other"), first, np.zeros((0, 2), np.int16), np.zeros((0, 3), np.float32), 0.1, zeros, zeros
+    )
 
 
 def test_anchor_draws() -> None:
@@ -139,7 +141,9 @@ def test_state_is_bounded_and_ages() -> None:
     assert state.session("w", "s9") is None
 
 
-@pytest.mark.parametrize("wire", [{}, {"replicas": 5, "anchors": {}}, {"replicas": {"r": {"running": "x"}}, "anchors": {}}])
+@pytest.mark.parametrize(
+    "wire", [{}, {"replicas": 5, "anchors": {}}, {"replicas": {"r": {"running": "x"}}, "anchors": {}}]
+)
 def test_a_damaged_view_keeps_the_former(wire: dict) -> None:
     with pytest.raises(MessageError, match="cluster view"):
         cluster_view(wire, 0.0)

@@ -81,7 +81,7 @@ def test_nothing_is_a_refusal() -> None:
 
 
 def test_content_that_looks_like_an_error_is_content() -> None:
-    chunk = 'data: ' + json.dumps({"choices": [{"delta": {"content": '{"error": {"message": "x"}}'}}]}) + "\n\n"
+    chunk = "data: " + json.dumps({"choices": [{"delta": {"content": '{"error": {"message": "x"}}'}}]}) + "\n\n"
     assert error_of(chunk) is None
 
 
