@@ -21,6 +21,7 @@ from replicas.exchange import ReplicaName
 from replicas.requests import RequestLedger
 from replicas.settings import ReplicaSettings
 from replicas.sidecar import Sidecar
+from replicas.tokenization import restore_tokenization
 from replicas.vllm_port import VllmPort
 from runtime_actor.client import RuntimeClient
 
@@ -56,6 +57,7 @@ class AgentLLMServer(LLMServer):
     async def start(self) -> None:
         """Start the engine, then what runs beside it."""
         await super().start()
+        restore_tokenization(self.engine)
         name = ReplicaName(
             replica=serve.get_replica_context().replica_id.unique_id,
             node=ray.get_runtime_context().get_node_id(),
