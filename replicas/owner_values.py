@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replicas.free_queue import Owner
-from replicas.sharing import AgentKey
+from replicas.sharing import AgentKey, SharedPrefix
+from runtime_actor.counts import ANY_VISITS, MAX_VISITS
 from runtime_actor.tables import OTHER, ReachTables
 
 ANONYMOUS = 0
@@ -35,18 +36,21 @@ PRIOR_GAPS = 2.0
 
 MAX_TALLIES = 1024
 
+REUSE_PRIOR = 2.0
+REUSE_MEMORY = 256.0
+"""Observations after which what was seen of reuse counts half."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
     """weight: 0 is stock LRU, 1 orders by value in full; between, values are told apart more coarsely.
 
-    gamma: the discount that the tables were made with. arrival_share: this replica's new sessions a
+    arrival_share: this replica's new sessions a
     request, relative to the workload's.
     """
 
     policy: str = "reach"
     weight: float = 1.0
-    gamma: float = 0.9
     arrival_share: float = 1.0
     tick_s: float = 1.0
     max_workloads: int = 64
@@ -59,8 +63,6 @@ class ValueSettings:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if not 0.0 <= self.weight <= 1.0:
             raise ValueError(f"weight must be within [0, 1], got {self.weight}")
-        if not 0.0 < self.gamma < 1.0:
-            raise ValueError(f"gamma must be within (0, 1), got {self.gamma}")
         if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
             raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
 
@@ -74,10 +76,36 @@ class Tally:
         self.blocks = 0
 
 
-class BlockOwner(Owner):
-    """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1]."""
+class Reuse:
+    """How much of what a session left behind its next request of the same agent finds useful.
 
-    __slots__ = ("agents", "kind", "tally", "waiting", "worth")
+    A harness that rewrites its prompts each time never reads its own KV again, however soon it is back.
+    """
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.count = 0.0
+
+    def observe(self, share: float) -> None:
+        if self.count >= REUSE_MEMORY:
+            self.total *= 0.5
+            self.count *= 0.5
+        self.total += share
+        self.count += 1.0
+
+    def share(self, prior: float) -> float:
+        return (self.total + REUSE_PRIOR * prior) / (self.count + REUSE_PRIOR)
+
+
+class BlockOwner(Owner):
+    """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1].
+
+    `span`: first and end block of what its last request had for itself.
+    """
+
+    __slots__ = ("agents", "kind", "span", "tally", "waiting", "worth")
 
     def __init__(
         self, tally: Tally, kind: int, listed: bool = True, agents: tuple[AgentKey, ...] = ()
@@ -86,6 +114,7 @@ class BlockOwner(Owner):
         self.tally = tally
         self.kind = kind
         self.agents = agents
+        self.span: tuple[int, int] = (0, 0)
         self.worth = 0.0
         self.waiting: dict[int, None] = {}
 
@@ -105,7 +134,7 @@ class Session:
 
     __slots__ = (
         "active", "current", "gap_count", "gap_sum_s", "id", "last_s", "owners", "previous", "term",
-        "workload",
+        "visits", "workload",
     )
 
     def __init__(self, workload: WorkloadValues, session_id: str) -> None:
@@ -118,6 +147,8 @@ class Session:
         self.gap_count = 0
         self.active = 0
         self.owners: dict[str, BlockOwner] = {}
+        self.visits: dict[str, int] = {}
+        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_TALLIES aren't counted."""
         self.term: NDArray[np.float64] | None = None
         """What this session adds to its workload's sum of log(1 - value)."""
 
@@ -128,21 +159,23 @@ class Session:
         self.previous = self.current
         self.current = agent
         self.last_s = now_s
+        if agent in self.visits or len(self.visits) < MAX_TALLIES:
+            self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
 
-    def alive(self, tables: ReachTables, current: int, now_s: float) -> float:
-        """Belief that the session goes on, by its silence measured in gaps of its own.
+    def silence_s(self, tables: ReachTables, current: int, now_s: float) -> float:
+        """Seconds of silence, on the scale of the table's gaps; none while a request waits or runs.
 
-        The table's law holds for its mean gap g; a session with gaps of its own is as silent after
-        s seconds as an average one after s * g / (own mean).
+        A session with gaps of its own is as silent after s seconds as an average one after s * g / (own
+        mean), g the table's mean gap.
         """
         if self.active > 0:
-            return 1.0
-        silent_s = now_s - self.last_s
+            return 0.0
+        silent_s = max(now_s - self.last_s, 0.0)
         usual_s = float(tables.gap_s[current])
         if 0.0 < usual_s < np.inf and self.gap_count:
             own_s = (PRIOR_GAPS * usual_s + self.gap_sum_s) / (PRIOR_GAPS + self.gap_count)
             silent_s *= usual_s / max(own_s, 1e-3)
-        return tables.alive(current, silent_s)
+        return silent_s
 
 
 class WorkloadValues:
@@ -158,6 +191,8 @@ class WorkloadValues:
         self.sessions: OrderedDict[str, Session] = OrderedDict()
         self.sessions_of: dict[str, int] = {}
         self.tallies: dict[str, Tally] = {}
+        self._reuse: dict[str, Reuse] = {}
+        self._reuse_of_all = Reuse()
         self.is_stale = True
         self._touched: set[Session] = set()
         self._sum: NDArray[np.float64] | None = None
@@ -174,6 +209,22 @@ class WorkloadValues:
     def count_session(self, agent: str) -> None:
         if agent in self.sessions_of or len(self.sessions_of) < MAX_TALLIES:
             self.sessions_of[agent] = self.sessions_of.get(agent, 0) + 1
+
+    def observe_reuse(self, agent: str, owner: BlockOwner, prefix: SharedPrefix) -> None:
+        """A request came for an owner: how much of what it had last time does it begin with again?"""
+        start, end = owner.span
+        if end > start:
+            share = min(max(prefix.known_blocks - start, 0), end - start) / (end - start)
+            self._reuse_of_all.observe(share)
+            if agent in self._reuse or len(self._reuse) < MAX_TALLIES:
+                self._reuse.setdefault(agent, Reuse()).observe(share)
+        owner.span = (prefix.num_blocks, prefix.seen_blocks)
+
+    def reuse(self, agent: str) -> float:
+        """Expected share of a session's own blocks that its next request of `agent` uses."""
+        overall = self._reuse_of_all.share(1.0)
+        known = self._reuse.get(agent)
+        return overall if known is None else known.share(overall)
 
     def set_tables(self, tables: ReachTables) -> None:
         self.tables = tables
@@ -225,15 +276,18 @@ class WorkloadValues:
     def _revalue(self, session: Session, tables: ReachTables, now_s: float) -> set[BlockOwner]:
         current = tables.index(session.current)
         previous = tables.index(session.previous) if session.previous else tables.start
-        alive = session.alive(tables, current, now_s)
-        values = np.minimum(tables.row(previous, current) * alive, CERTAIN).astype(np.float64)
+        silent_s = session.silence_s(tables, current, now_s)
+        visits = session.visits.get(session.current, ANY_VISITS)
+        row = tables.values(previous, current, visits, silent_s)
+        values = np.minimum(row, CERTAIN).astype(np.float64)
         assert self._sum is not None
         if session.term is not None:
             self._sum -= session.term
         session.term = np.log1p(-values)
         self._sum += session.term
         for agent, owner in session.owners.items():
-            owner.worth = float(values[tables.index(agent)]) / self._crowd(agent)
+            worth = float(values[tables.index(agent)]) / self._crowd(agent)
+            owner.worth = worth * self.reuse(agent)
         return set(session.owners.values())
 
     def _crowd(self, agent: str) -> int:
@@ -255,7 +309,7 @@ class WorkloadValues:
         requests = max(len(self.sessions), 1)
         rate = tables.arrivals_per_request * settings.arrival_share * requests
         q = -np.expm1(-rate)
-        discount = q / (1.0 - (1.0 - q) * settings.gamma)
+        discount = q / (1.0 - (1.0 - q) * tables.gamma)
         return np.log1p(-np.minimum(discount * tables.first[tables.start], CERTAIN).astype(np.float64))
 
     def anchor_worth(self, agent: str) -> float:

@@ -151,6 +151,7 @@ class OwnerDirectory:
         seen = min(session.workload.sessions_of.get(tag.agent, 0), MAX_AGENT_SESSIONS_COUNTED)
         least = max(2, seen // LEAST_SHARE)
         prefix = self._prefixes.see(block_hashes, agent, f"{tag.workload}/{tag.session}", least)
+        session.workload.observe_reuse(tag.agent, rest, prefix)
         claim = Claim(request_id, tag, rest)
         claim.agent = agent
         claim.session = session
