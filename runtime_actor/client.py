@@ -118,6 +118,7 @@ class RuntimeClient:
         except (ActorDiedError, RayError, OSError, RuntimeError, ValueError) as error:
             raise self._failed(method, error, forget=True) from error
         self._backoff_s = FIRST_BACKOFF_S
+        self._retry_at_s = 0.0
         return answer
 
     def _failed(self, method: str, reason: object, forget: bool) -> RuntimeUnavailable:

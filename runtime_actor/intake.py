@@ -13,7 +13,7 @@ from runtime_actor.ledger import IssuedAction
 from runtime_actor.messages import AnchorRecorded, Message, RequestFinished, event_from_wire
 
 MAX_ID_CHARACTERS = 256
-MAX_EVENTS_PER_CALL = 10_000
+MAX_EVENTS_PER_CALL = 4096
 MAX_NUMBER = 2**53
 ALLOWED_CLOCK_SKEW_S = 5.0
 

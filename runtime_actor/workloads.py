@@ -58,12 +58,13 @@ class Workload:
             self.late_events += 1
             return closed
         session.replica = event.replica
+        if event.session in self.model.sessions:
+            self._compare_forecast(event.session, event.agent)
         self._step(session, event.agent, event.t_s)
         return closed
 
     def _step(self, session: SessionRecord, agent: str, t_s: float) -> None:
         if session.session in self.model.sessions:
-            self._compare_forecast(session.session, agent)
             session.previous_agent = session.agent
         else:
             session.previous_agent = ""
