@@ -29,9 +29,13 @@ BLOCK = 32
 TAG = OwnerTag("w", "a-1", "s-1")
 
 
+def model_source() -> str:
+    return os.environ.get("AGENT_RUNTIME_MODEL_DIR") or str(ensure_embedded_model())
+
+
 def llm_config() -> LLMConfig:
     return LLMConfig(
-        model_loading_config={"model_id": MODEL, "model_source": str(ensure_embedded_model())},
+        model_loading_config={"model_id": MODEL, "model_source": model_source()},
         accelerator_config={"kind": "cpu"},
         placement_group_config={"bundles": [{"CPU": 0.4}]},
         deployment_config={
