@@ -78,6 +78,8 @@ class ExchangeLoop:
         self._version = 0
         self._min_gap_s = settings.min_gap_s
         self.actor_is_away = False
+        self.last_failure = ""
+        """What went wrong at the last call that failed."""
         self.last_reply_s = clock.monotonic_s()
 
     @property
@@ -137,6 +139,7 @@ class ExchangeLoop:
 
     def _away(self, error: Exception) -> None:
         self._stats.exchange_failures += 1
+        self.last_failure = f"{type(error).__name__}: {error}"
         if not self.actor_is_away:
             logger.warning("The runtime actor is away, going on with the last tables: %s", error)
         self.actor_is_away = True
@@ -145,6 +148,8 @@ class ExchangeLoop:
         if self.actor_is_away:
             logger.info("The runtime actor is back (epoch %d)", reply.epoch)
         self.actor_is_away = False
+        self.last_failure = ""
+        """What went wrong at the last call that failed."""
         self.last_reply_s = self._clock.monotonic_s()
         self._stats.exchanges += 1
         self._feed.sessions_sent()

@@ -171,9 +171,13 @@ class PrefetchBook:
         return job
 
     def probed(self, job: Job, resident_tokens: int) -> None:
-        """What the cache holds before the first slice; later probes see the job's own slices too."""
+        """What the cache holds before the first slice.
+
+        A later probe sees the job's own slices too, with what one computed before demand ended it.
+        """
         if job.resident_tokens is None:
             job.resident_tokens = resident_tokens
+        job.computed_tokens = max(job.computed_tokens, resident_tokens - job.resident_tokens)
 
     def advance(self, job: Job, computed_tokens: int) -> None:
         job.computed_tokens += computed_tokens

@@ -60,7 +60,9 @@ class SimulatedEngine:
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Yields chunks as `data: ...` strings, or one response, or one ErrorResponse."""
-        limit = request.max_completion_tokens or request.max_tokens
+        # Not as an attribute: the older of the two names warns when it is read.
+        limits = request.model_dump(include={"max_tokens", "max_completion_tokens"})
+        limit = limits["max_completion_tokens"] or limits["max_tokens"]
         shape = _ChatShape(self.model_id, request)
         async with aclosing(self._run(request, tokens_of(chat_text(request)), limit, shape)) as items:
             async for item in items:

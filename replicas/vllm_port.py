@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
+from ray.serve.llm.openai_api_models import CompletionRequest
 from vllm.exceptions import VLLMServerError
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -102,8 +102,9 @@ class VllmPort:
         if task is not None and task.cancelling():
             # vLLM answers a cancelled request with an error instead of passing the cancellation on.
             raise asyncio.CancelledError
-        if answer is None or isinstance(answer, ErrorResponse):
-            raise WarmupFailed(answer.error.message if answer is not None else "no answer")
+        error = getattr(answer, "error", None)
+        if answer is None or error is not None:
+            raise WarmupFailed(error.message if error is not None else "no answer")
         return _computed_tokens(answer.usage)
 
 

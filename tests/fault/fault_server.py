@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -12,10 +13,14 @@ from replicas.simulated import SimulatedLLMServer
 
 class FaultServer(SimulatedLLMServer):
     async def view(self, _: Any) -> dict[str, Any]:
+        """Plain values, a moment later: tests ask until they see a change."""
+        await asyncio.sleep(0.05)
         sidecar = self._beside
         return {
             "replica": self._name(),
             "pid": os.getpid(),
+            "failures": sidecar.stats.exchange_failures,
+            "last_failure": sidecar.exchange.last_failure,
             "epoch": sidecar.exchange.epoch,
             "waiting_events": len(sidecar.events),
         }

@@ -73,11 +73,18 @@ class DoorServer(AgentLLMServer):
             "requests": sidecar.stats.requests,
             "epoch": sidecar.exchange.epoch,
             "exchanges": sidecar.stats.exchanges,
+            "exchange_failures": sidecar.stats.exchange_failures,
+            "last_failure": sidecar.exchange.last_failure,
             "loop_failures": sidecar.stats.loop_failures,
             "policy": state.policy if state else None,
             "waiting_events": len(sidecar.events),
             "routing_stats": await self.record_routing_stats(),
         }
+
+    async def view_soon(self) -> dict[str, Any]:
+        """A view a moment later, for a test that waits for a change."""
+        await asyncio.sleep(0.05)
+        return await self.view()
 
     async def until_warmed(self, tokens: int, seconds: float = 30.0) -> int:
         """Wait until a live warm-up has computed so many tokens; how many it has."""

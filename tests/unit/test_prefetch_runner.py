@@ -90,10 +90,12 @@ def test_demand_ends_a_slice_and_the_warm_up_goes_on_later() -> None:
         assert bench.port.warmed == [] and bench.outcomes == []
         bench.in_flight = 0
         bench.port.gate.set()
+        bench.port.probe_answer = CacheProbe(resident_tokens=128)
         await bench.runner.step()
-        assert len(bench.port.warmed) == 3
+        assert [length for length, _ in bench.port.warmed] == [384, 600]
+        bench.runner.demand_accepted("w", "a", 576)
 
-    run(scenario)
+    assert run(scenario).outcomes[0].tokens == 600
 
 
 def test_demand_between_two_slices_stops_the_next() -> None:
