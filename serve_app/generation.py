@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from runtime_actor.messages import RequestAccepted
 from serve_app.errors import ApiError, bad_request, is_context_error, overloaded, timed_out, unavailable
 from serve_app.streaming import EngineRefusal, Opened, client_events, open_response, refusal_error
 
@@ -49,7 +48,6 @@ class Exchange:
     fields: dict[str, Any]
     limits: ContextLimits
     timeout_s: float
-    on_accepted: Callable[[RequestAccepted], None]
     on_retry: Callable[[], None]
     started_s: float = field(default_factory=time.monotonic)
     clipped: bool = False
@@ -96,7 +94,7 @@ class Exchange:
         self.call = self.send(self.fields)
         try:
             async with asyncio.timeout(self.left_s):
-                return await open_response(aiter(self.call), self.on_accepted)
+                return await open_response(aiter(self.call))
         except TimeoutError:
             self.close()
             raise timed_out(self.timeout_s) from None
