@@ -5,6 +5,7 @@ gateway's own fields -> replica (chosen by `router.py`) -> acceptance -> answer 
 What is refused on the way leaves nothing behind: no agent, no session, no event.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -133,18 +134,19 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         try:
             exchange = self._start(endpoint, flight, fields, priority, headers)
             opened = await exchange.open()
-            self._accept(flight, None)
+            self._accept(flight, opened.accepted)
             response = self._respond(flight, exchange, opened, bool(fields.get("stream")))
             handed_over = isinstance(response, EventStream)
             return response
         except ApiError as error:
-            self._refuse(flight, error)
+            self._metrics.count_refusal(error.status)
             raise
-        except BaseException:
+        except asyncio.CancelledError:
             # The client went away before an answer: the engine may have taken the request already.
             self._accept(flight, None)
             raise
         finally:
+            self._identities.refuse(flight.resolved)
             if not handed_over:
                 self._finish(flight)
 
@@ -168,23 +170,20 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
             fields=fields,
             limits=self._context,
             timeout_s=self._settings.config.gateway.request_timeout_s,
-            on_accepted=lambda accepted: self._accept(flight, accepted),
             on_retry=self._metrics.count_retry,
         )
         return flight.exchange
 
     def _accept(self, flight: Flight, accepted: RequestAccepted | None) -> None:
-        """The engine took the request: it is now part of its session. Called again it only adds what is new."""
-        if accepted is not None:
-            flight.accepted = accepted
-        if flight.announced:
-            return
-        flight.announced = True
+        """The engine took the request: it is now part of its session."""
         identity = flight.identity
+        flight.accepted = accepted
+        flight.announced = True
         self._identities.accept(flight.resolved)
-        replica = accepted.replica if accepted is not None else ""
         if accepted is not None:
-            self._routing.record(identity.workload, identity.session, identity.agent, replica, accepted.prompt_tokens)
+            self._routing.record(
+                identity.workload, identity.session, identity.agent, accepted.replica, accepted.prompt_tokens
+            )
         self._exchange.add(
             RequestArrived(
                 event_id=self._exchange.buffer.next_id(),
@@ -194,14 +193,10 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
                 session=identity.session,
                 agent=identity.agent,
                 label=identity.label,
-                replica=replica,
+                replica=accepted.replica if accepted is not None else "",
                 starts_session=identity.starts_session,
             )
         )
-
-    def _refuse(self, flight: Flight, error: ApiError) -> None:
-        self._identities.refuse(flight.resolved)
-        self._metrics.count_refusal(error.status)
 
     def _respond(self, flight: Flight, exchange: Exchange, opened: Opened, stream: bool) -> Response:
         if exchange.clipped:
@@ -279,7 +274,6 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
             fields={},
             limits=self._context,
             timeout_s=self._settings.config.gateway.request_timeout_s,
-            on_accepted=lambda _: None,
             on_retry=self._metrics.count_retry,
         )
         try:

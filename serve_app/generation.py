@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from runtime_actor.messages import RequestAccepted
 from serve_app.errors import ApiError, bad_request, is_context_error, overloaded, timed_out, unavailable
 from serve_app.streaming import EngineRefusal, Opened, client_events, open_response, refusal_error
 
@@ -22,7 +21,10 @@ DEATHS = (RayActorError, DeploymentUnavailableError)
 _ENGINE_DEATH = "EngineDead"
 
 COMPILE_FAILURE = "Internal server error"
-"""vLLM's whole message when a request ended with an error inside the engine's loop."""
+"""vLLM's whole message in a stream when a request ended with an error inside the engine's loop."""
+
+GENERATION_ERROR = "GenerationError"
+"""The same outside a stream, as an exception's name."""
 
 
 class Call(Protocol):
@@ -49,7 +51,6 @@ class Exchange:
     fields: dict[str, Any]
     limits: ContextLimits
     timeout_s: float
-    on_accepted: Callable[[RequestAccepted], None]
     on_retry: Callable[[], None]
     started_s: float = field(default_factory=time.monotonic)
     clipped: bool = False
@@ -75,10 +76,8 @@ class Exchange:
                 self.close()
                 if self._clip(refusal):
                     continue
-                if self._is_bad_constraint(refusal):
-                    raise bad_request(
-                        "The engine could not compile this constraint.", "structured_outputs", "invalid_value"
-                    ) from None
+                if self._is_bad_constraint(str(refusal.error.get("message"))):
+                    raise constraint_error() from None
                 if refusal.error.get("code") not in (500, None) or retried:
                     raise refusal_error(refusal, self.limits.usable_tokens, self.limits.model_tokens) from None
             except DEATHS:
@@ -87,6 +86,8 @@ class Exchange:
                     raise unavailable("The replica that served this request is gone.") from None
             except RayTaskError as error:
                 self.close()
+                if self._is_bad_constraint(type(error).__name__):
+                    raise constraint_error() from None
                 if not is_engine_death(error) or retried:
                     raise failure(error) from None
             retried = True
@@ -96,7 +97,7 @@ class Exchange:
         self.call = self.send(self.fields)
         try:
             async with asyncio.timeout(self.left_s):
-                return await open_response(aiter(self.call), self.on_accepted)
+                return await open_response(aiter(self.call))
         except TimeoutError:
             self.close()
             raise timed_out(self.timeout_s) from None
@@ -132,10 +133,10 @@ class Exchange:
         }
         return True
 
-    def _is_bad_constraint(self, refusal: EngineRefusal) -> bool:
-        """The engine compiles a grammar in its own loop and fails the request with this text only."""
+    def _is_bad_constraint(self, failure_text: str) -> bool:
+        """The engine compiles a grammar in its own loop and fails the request without saying why."""
         constrained = "structured_outputs" in self.fields or "response_format" in self.fields
-        return constrained and refusal.error.get("message") == COMPILE_FAILURE
+        return constrained and (failure_text == COMPILE_FAILURE or GENERATION_ERROR in failure_text)
 
     async def stream(self, opened: Opened) -> AsyncIterator[str]:
         """The client's events; an error after the first one becomes an event, then the stream ends."""
@@ -155,6 +156,10 @@ class Exchange:
         finally:
             self.close()
         yield "data: [DONE]\n\n"
+
+
+def constraint_error() -> ApiError:
+    return bad_request("The engine could not compile this constraint.", "structured_outputs", "invalid_value")
 
 
 def is_engine_death(error: BaseException) -> bool:

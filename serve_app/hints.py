@@ -39,7 +39,6 @@ FORWARDED_HEADERS = frozenset({"content-type", "user-agent", "accept", "tracepar
 REJECTED_HEADERS = (
     "x-vllm-priority",
     "x-data-parallel-rank",
-    "x-request-id",
     "x-gateway-inference-fairness-id",
     "x-slo-ttft-ms",
     "x-parent-session-id",

@@ -33,8 +33,8 @@ class EngineRefusal(Exception):
         self.error = error
 
 
-async def open_response(items: AsyncIterator[Any], on_accepted: Any) -> Opened:
-    """Wait for the first content item; `on_accepted(RequestAccepted)` is called as soon as it comes.
+async def open_response(items: AsyncIterator[Any]) -> Opened:
+    """Wait for the first content item. The engine may accept a request and still fail it before that.
 
     Raises:
         EngineRefusal: an error came instead.
@@ -46,7 +46,6 @@ async def open_response(items: AsyncIterator[Any], on_accepted: Any) -> Opened:
         found = acceptance(item)
         if found is not None:
             accepted = found
-            on_accepted(found)
             continue
         error = error_of(item)
         if error is not None:

@@ -51,10 +51,8 @@ class Filler:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._seeds = iter(range(10**9))
-        self._words = [
-            w for w in tokenizer.get_vocab() if w.startswith("Ġ") and w[1:].isalpha() and w.isascii() is False
-        ]
-        self._words = sorted(word[1:] for word in self._words if word[1:].isascii() and 3 < len(word) < 9)
+        pieces = (piece[1:] for piece in tokenizer.get_vocab() if piece.startswith("\u0120"))
+        self._words = sorted(word for word in pieces if word.isascii() and word.isalpha() and 3 < len(word) < 9)
 
     def __call__(self, tokens: int) -> str:
         words = random.Random(next(self._seeds)).choices(self._words, k=tokens)

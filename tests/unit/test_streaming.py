@@ -26,8 +26,8 @@ async def items(*values: Any) -> AsyncIterator[Any]:
 
 def run(*values: Any) -> tuple[list[RequestAccepted], str]:
     async def main() -> tuple[list[RequestAccepted], str]:
-        seen: list[RequestAccepted] = []
-        opened = await open_response(items(*values), seen.append)
+        opened = await open_response(items(*values))
+        seen = [opened.accepted] if opened.accepted is not None else []
         return seen, "".join([event async for event in client_events(opened, 100, 100)])
 
     return asyncio.run(main())
