@@ -255,40 +255,43 @@ class WorkloadValues:
         session.term = None
         self.is_stale = True
 
-    def refresh(self, now_s: float, settings: ValueSettings) -> set[BlockOwner]:
+    def refresh(self, now_s: float, settings: ValueSettings) -> list[BlockOwner]:
         """Worths of the touched sessions' owners and of the anchors; the owners concerned."""
-        owners: set[BlockOwner] = set()
         self.is_stale = False
-        touched, self._touched = self._touched, set()
+        touched, self._touched = list(self._touched), set()
+        owners = [owner for session in touched for owner in session.owners.values()]
         tables = self.tables
         if tables is None or settings.policy != "reach":
-            for session in touched:
-                owners |= _cleared(session)
+            for owner in owners:
+                owner.worth = 0.0
             return owners
         if self._sum is None:
             self._sum = np.zeros(len(tables.agents))
-        for session in touched:
-            owners |= self._revalue(session, tables, now_s)
+        if touched:
+            self._revalue(touched, tables, now_s)
         idle_logs = np.minimum(self._sum + self._arrivals(settings), 0.0)
         self._anchor_worths = (-np.expm1(idle_logs)).tolist()
         return owners
 
-    def _revalue(self, session: Session, tables: ReachTables, now_s: float) -> set[BlockOwner]:
-        current = tables.index(session.current)
-        previous = tables.index(session.previous) if session.previous else tables.start
-        silent_s = session.silence_s(tables, current, now_s)
-        visits = session.visits.get(session.current, ANY_VISITS)
-        row = tables.values(previous, current, visits, silent_s)
-        values = np.minimum(row, CERTAIN).astype(np.float64)
+    def _revalue(self, sessions: list[Session], tables: ReachTables, now_s: float) -> None:
         assert self._sum is not None
-        if session.term is not None:
-            self._sum -= session.term
-        session.term = np.log1p(-values)
-        self._sum += session.term
-        for agent, owner in session.owners.items():
-            worth = float(values[tables.index(agent)]) / self._crowd(agent)
-            owner.worth = worth * self.reuse(agent)
-        return set(session.owners.values())
+        rows = []
+        for session in sessions:
+            current = tables.index(session.current)
+            previous = tables.index(session.previous) if session.previous else tables.start
+            silent_s = session.silence_s(tables, current, now_s)
+            visits = session.visits.get(session.current, ANY_VISITS)
+            rows.append(tables.values(previous, current, visits, silent_s))
+            if session.term is not None:
+                self._sum -= session.term
+        values = np.minimum(np.array(rows, dtype=np.float64), CERTAIN)
+        terms = np.log1p(-values)
+        self._sum += terms.sum(axis=0)
+        for session, term, worths in zip(sessions, terms, values, strict=True):
+            session.term = term
+            for agent, owner in session.owners.items():
+                worth = float(worths[tables.index(agent)]) / self._crowd(agent)
+                owner.worth = worth * self.reuse(agent)
 
     def _crowd(self, agent: str) -> int:
         """How many agents share the slot of this one: 1 unless it has none of its own."""
@@ -316,9 +319,3 @@ class WorkloadValues:
         if self.tables is None or not self._anchor_worths:
             return 0.0
         return self._anchor_worths[self.tables.index(agent)] / self._crowd(agent)
-
-
-def _cleared(session: Session) -> set[BlockOwner]:
-    for owner in session.owners.values():
-        owner.worth = 0.0
-    return set(session.owners.values())
