@@ -70,7 +70,7 @@ class LocalRay:
             try:
                 context = ray.init(**_INIT_OPTIONS, **options)
                 break
-            except Exception as error:  # noqa: BLE001 (Ray raises a bare Exception when its 30 s are over)
+            except Exception as error:  # Ray raises nothing more precise when its 30 s are over
                 ray.shutdown()
                 processes.end_descendants()
                 if attempt == START_ATTEMPTS:
