@@ -19,3 +19,15 @@ class RuntimeUnavailable(AgentRuntimeError):
 
 class CheckpointError(AgentRuntimeError):
     """Raised when a checkpoint file is truncated, corrupt or of an unknown version."""
+
+
+class EngineGone(AgentRuntimeError):
+    """Raised when a replica's engine process has died and can't answer any more."""
+
+
+class EngineBusy(AgentRuntimeError):
+    """Raised when an engine did not answer a call in time; it may do so later."""
+
+
+class WarmupFailed(AgentRuntimeError):
+    """Raised when an engine answered a warm-up with an error instead of computing it."""

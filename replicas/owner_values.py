@@ -1,0 +1,324 @@
+"""Values of owners from reach tables: sessions by where they stand, anchors by all that may need them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replicas.free_queue import Owner
+from replicas.sharing import AgentKey, SharedPrefix
+from runtime_actor.counts import ANY_VISITS, MAX_VISITS
+from runtime_actor.tables import OTHER, ReachTables
+
+ANONYMOUS = 0
+ENDED = 1
+SESSION = 2
+ANCHOR = 3
+WAITING = 4
+KINDS = ("anonymous", "ended", "session", "anchor", "waiting")
+"""What an evicted block was; indexed by `BlockOwner.reason`."""
+
+POLICIES = ("reach", "anchors", "lru")
+
+STEPS = 1024
+"""Values are rounded to 1/1024: less is no evidence, and equal values leave by recency."""
+
+WAITING_VALUE = 3.0
+WAITING_STEP = 1e-9
+"""A waiting request's owners are above every forecast; of two, the earlier request's stay longer."""
+
+CERTAIN = 0.999_999
+PRIOR_GAPS = 2.0
+"""Weight of the table's mean gap against a session's own, in gaps."""
+
+MAX_TALLIES = 1024
+
+REUSE_PRIOR = 2.0
+REUSE_MEMORY = 256.0
+"""Observations after which what was seen of reuse counts half."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSettings:
+    """weight: 0 is stock LRU, 1 orders by value in full; between, values are told apart more coarsely.
+
+    arrival_share: this replica's new sessions a
+    request, relative to the workload's.
+    """
+
+    policy: str = "reach"
+    weight: float = 1.0
+    arrival_share: float = 1.0
+    tick_s: float = 1.0
+    max_workloads: int = 64
+    max_sessions: int = 4096
+    max_agents_per_session: int = 64
+    max_shared_owners: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if not 0.0 <= self.weight <= 1.0:
+            raise ValueError(f"weight must be within [0, 1], got {self.weight}")
+        if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
+            raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
+
+
+class Tally:
+    """Cached blocks of one name; an owner's pool adds and subtracts."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+
+class Reuse:
+    """How much of what a session left behind its next request of the same agent finds useful.
+
+    A harness that rewrites its prompts each time never reads its own KV again, however soon it is back.
+    """
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.count = 0.0
+
+    def observe(self, share: float) -> None:
+        if self.count >= REUSE_MEMORY:
+            self.total *= 0.5
+            self.count *= 0.5
+        self.total += share
+        self.count += 1.0
+
+    def share(self, prior: float) -> float:
+        return (self.total + REUSE_PRIOR * prior) / (self.count + REUSE_PRIOR)
+
+
+class BlockOwner(Owner):
+    """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1].
+
+    `span`: first and end block of what its last request had for itself.
+    """
+
+    __slots__ = ("agents", "kind", "span", "tally", "waiting", "worth")
+
+    def __init__(
+        self, tally: Tally, kind: int, listed: bool = True, agents: tuple[AgentKey, ...] = ()
+    ) -> None:
+        super().__init__(listed=listed)
+        self.tally = tally
+        self.kind = kind
+        self.agents = agents
+        self.span: tuple[int, int] = (0, 0)
+        self.worth = 0.0
+        self.waiting: dict[int, None] = {}
+
+    @property
+    def reason(self) -> int:
+        return WAITING if self.waiting and self.listed else self.kind
+
+    def settled(self, weight: float) -> float:
+        """The value that orders: rounded worth, or above all worths while a request waits for it."""
+        if self.waiting and self.listed:
+            return WAITING_VALUE - min(self.waiting) * WAITING_STEP
+        return round(self.worth * weight * STEPS) / STEPS
+
+
+class Session:
+    """Where one session stands. `active` requests of it are waiting or running."""
+
+    __slots__ = (
+        "active", "current", "gap_count", "gap_sum_s", "id", "last_s", "owners", "previous", "term",
+        "visits", "workload",
+    )
+
+    def __init__(self, workload: WorkloadValues, session_id: str) -> None:
+        self.workload = workload
+        self.id = session_id
+        self.previous = ""
+        self.current = ""
+        self.last_s = 0.0
+        self.gap_sum_s = 0.0
+        self.gap_count = 0
+        self.active = 0
+        self.owners: dict[str, BlockOwner] = {}
+        self.visits: dict[str, int] = {}
+        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_TALLIES aren't counted."""
+        self.term: NDArray[np.float64] | None = None
+        """What this session adds to its workload's sum of log(1 - value)."""
+
+    def moved_to(self, agent: str, now_s: float) -> None:
+        if self.current:
+            self.gap_sum_s += max(0.0, now_s - self.last_s)
+            self.gap_count += 1
+        self.previous = self.current
+        self.current = agent
+        self.last_s = now_s
+        if agent in self.visits or len(self.visits) < MAX_TALLIES:
+            self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
+
+    def silence_s(self, tables: ReachTables, current: int, now_s: float) -> float:
+        """Seconds of silence, on the scale of the table's gaps; none while a request waits or runs.
+
+        A session with gaps of its own is as silent after s seconds as an average one after s * g / (own
+        mean), g the table's mean gap.
+        """
+        if self.active > 0:
+            return 0.0
+        silent_s = max(now_s - self.last_s, 0.0)
+        usual_s = float(tables.gap_s[current])
+        if 0.0 < usual_s < np.inf and self.gap_count:
+            own_s = (PRIOR_GAPS * usual_s + self.gap_sum_s) / (PRIOR_GAPS + self.gap_count)
+            silent_s *= usual_s / max(own_s, 1e-3)
+        return silent_s
+
+
+class WorkloadValues:
+    """One workload's tables and live sessions on this replica, and the sum that values its anchors.
+
+    An anchor is needed unless no session and no arrival fires its agent: 1 - prod(1 - value), kept as a
+    sum of logarithms to which each session contributes a term [n].
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tables: ReachTables | None = None
+        self.sessions: OrderedDict[str, Session] = OrderedDict()
+        self.sessions_of: dict[str, int] = {}
+        self.tallies: dict[str, Tally] = {}
+        self._reuse: dict[str, Reuse] = {}
+        self._reuse_of_all = Reuse()
+        self.is_stale = True
+        self._touched: set[Session] = set()
+        self._sum: NDArray[np.float64] | None = None
+        self._anchor_worths: list[float] = []
+
+    def tally(self, agent: str) -> Tally:
+        """The agent's tally; beyond the cap all further agents count as OTHER."""
+        if agent not in self.tallies:
+            if len(self.tallies) >= MAX_TALLIES:
+                agent = OTHER
+            self.tallies.setdefault(agent, Tally())
+        return self.tallies[agent]
+
+    def count_session(self, agent: str) -> None:
+        if agent in self.sessions_of or len(self.sessions_of) < MAX_TALLIES:
+            self.sessions_of[agent] = self.sessions_of.get(agent, 0) + 1
+
+    def observe_reuse(self, agent: str, owner: BlockOwner, prefix: SharedPrefix) -> None:
+        """A request came for an owner: how much of what it had last time does it begin with again?"""
+        start, end = owner.span
+        if end > start:
+            share = min(max(prefix.known_blocks - start, 0), end - start) / (end - start)
+            self._reuse_of_all.observe(share)
+            if agent in self._reuse or len(self._reuse) < MAX_TALLIES:
+                self._reuse.setdefault(agent, Reuse()).observe(share)
+        owner.span = (prefix.num_blocks, prefix.seen_blocks)
+
+    def reuse(self, agent: str) -> float:
+        """Expected share of a session's own blocks that its next request of `agent` uses."""
+        overall = self._reuse_of_all.share(1.0)
+        known = self._reuse.get(agent)
+        return overall if known is None else known.share(overall)
+
+    def set_tables(self, tables: ReachTables) -> None:
+        self.tables = tables
+        self._sum = None
+        self._anchor_worths = []
+        for session in self.sessions.values():
+            session.term = None
+        self.touch_all()
+
+    def touch(self, session: Session) -> None:
+        if self.sessions.get(session.id) is session:
+            self._touched.add(session)
+            self.is_stale = True
+
+    def touch_all(self) -> None:
+        """Also starts the sum anew, so that rounding can't add up."""
+        self._touched.update(self.sessions.values())
+        self._sum = None
+        for session in self.sessions.values():
+            session.term = None
+        self.is_stale = True
+
+    def remove(self, session: Session) -> None:
+        self.sessions.pop(session.id, None)
+        self._touched.discard(session)
+        if session.term is not None and self._sum is not None:
+            self._sum -= session.term
+        session.term = None
+        self.is_stale = True
+
+    def refresh(self, now_s: float, settings: ValueSettings) -> set[BlockOwner]:
+        """Worths of the touched sessions' owners and of the anchors; the owners concerned."""
+        owners: set[BlockOwner] = set()
+        self.is_stale = False
+        touched, self._touched = self._touched, set()
+        tables = self.tables
+        if tables is None or settings.policy != "reach":
+            for session in touched:
+                owners |= _cleared(session)
+            return owners
+        if self._sum is None:
+            self._sum = np.zeros(len(tables.agents))
+        for session in touched:
+            owners |= self._revalue(session, tables, now_s)
+        idle_logs = np.minimum(self._sum + self._arrivals(settings), 0.0)
+        self._anchor_worths = (-np.expm1(idle_logs)).tolist()
+        return owners
+
+    def _revalue(self, session: Session, tables: ReachTables, now_s: float) -> set[BlockOwner]:
+        current = tables.index(session.current)
+        previous = tables.index(session.previous) if session.previous else tables.start
+        silent_s = session.silence_s(tables, current, now_s)
+        visits = session.visits.get(session.current, ANY_VISITS)
+        row = tables.values(previous, current, visits, silent_s)
+        values = np.minimum(row, CERTAIN).astype(np.float64)
+        assert self._sum is not None
+        if session.term is not None:
+            self._sum -= session.term
+        session.term = np.log1p(-values)
+        self._sum += session.term
+        for agent, owner in session.owners.items():
+            worth = float(values[tables.index(agent)]) / self._crowd(agent)
+            owner.worth = worth * self.reuse(agent)
+        return set(session.owners.values())
+
+    def _crowd(self, agent: str) -> int:
+        """How many agents share the slot of this one: 1 unless it has none of its own."""
+        tables = self.tables
+        if tables is None or tables.agents[tables.index(agent)] == agent:
+            return 1
+        return max(1, len(self.sessions_of) - len(tables.agents) + 1)
+
+    def _arrivals(self, settings: ValueSettings) -> NDArray[np.float64]:
+        """log(1 - value) of new sessions [n].
+
+        In one step of every session here, about as many requests arrive as there are sessions; a new
+        session is among them with probability q = 1 - exp(-arrivals a request * requests). The first
+        such step T is geometric: E[gamma^(T-1)] = q / (1 - (1 - q) gamma) discounts START's row.
+        """
+        tables = self.tables
+        assert tables is not None
+        requests = max(len(self.sessions), 1)
+        rate = tables.arrivals_per_request * settings.arrival_share * requests
+        q = -np.expm1(-rate)
+        discount = q / (1.0 - (1.0 - q) * tables.gamma)
+        return np.log1p(-np.minimum(discount * tables.first[tables.start], CERTAIN).astype(np.float64))
+
+    def anchor_worth(self, agent: str) -> float:
+        if self.tables is None or not self._anchor_worths:
+            return 0.0
+        return self._anchor_worths[self.tables.index(agent)] / self._crowd(agent)
+
+
+def _cleared(session: Session) -> set[BlockOwner]:
+    for owner in session.owners.values():
+        owner.worth = 0.0
+    return set(session.owners.values())

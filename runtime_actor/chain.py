@@ -1,0 +1,179 @@
+"""Step probabilities of a session, by stage, and first passage to agents. Pure numpy, small.
+
+A stage is (slot, visits). Rows of `step` sum to at most 1; what is missing is the probability that the
+session ends. Each row leans on a coarser one while there is little evidence: a context (previous, current,
+visits) on its stage, a stage on its agent, an agent on the pool of all steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime_actor.counts import ANY_VISITS, Context, Stage, StepCounts
+
+Array = NDArray[np.float64]
+
+PRIOR = 1.0
+"""Pseudo-count with which a row leans on the next coarser one."""
+
+MAX_STAGES = 128
+"""Stages told apart; the least observed ones are counted as their agent at any visit."""
+
+MAX_STEPS = 1024
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """step [s, s]: P(next stage | stage); end [s]; start [s]: a session's first stage; agent_of [s].
+
+    Stage i is at any visit for i < n, in the order of `slots`. `counts` are what it was made from.
+    """
+
+    slots: tuple[int, ...]
+    stages: Mapping[Stage, int]
+    step: Array
+    end: Array
+    start: Array
+    agent_of: NDArray[np.int64]
+    counts: StepCounts
+
+    @classmethod
+    def from_counts(cls, counts: StepCounts, slots: Sequence[int]) -> Chain:
+        stages = _kept_stages(counts, slots)
+        place = {slot: i for i, slot in enumerate(slots)}
+        agent_of = np.array([place[slot] for slot, _ in stages], dtype=np.int64)
+        s, n = len(stages), len(slots)
+        raw = np.zeros((s + 1, s + 1))
+        for stage, row in counts.stages.items():
+            if stage[0] == counts.start:
+                raw[s] += _vector(row, stages, counts.end)
+            elif stage[0] in place:
+                vector = _vector(row, stages, counts.end)
+                raw[place[stage[0]]] += vector
+                if stage in stages and stage[1] != ANY_VISITS:
+                    raw[stages[stage]] += vector
+        pooled = raw[:n].sum(axis=0)
+        pooled /= max(pooled.sum(), 1.0)
+        rows = np.empty((s, s + 1))
+        rows[:n] = _leaning(raw[:n], pooled)
+        rows[n:] = _leaning(raw[n:s], rows[agent_of[n:]])
+        return cls(
+            tuple(slots),
+            stages,
+            rows[:, :s],
+            rows[:, s],
+            raw[s, :s] / max(raw[s, :s].sum(), 1.0),
+            agent_of,
+            counts,
+        )
+
+    @property
+    def num_agents(self) -> int:
+        return len(self.slots)
+
+    def index(self, current: int, visits: int) -> int:
+        """Row of a stage; of its agent at any visit where the stage isn't kept."""
+        return self.stages.get((current, visits), self.stages[current, ANY_VISITS])
+
+    def step_from(self, previous: int, current: int, visits: int) -> tuple[Array, float]:
+        """(P(next stage) [s], P(end)) after a request of slot `current`, its `visits`-th, after `previous`.
+
+        ANY_VISITS: over all visits.
+        """
+        i = self.index(current, visits)
+        row = context_counts(self.counts, (previous, current, visits))
+        if not row:
+            return self.step[i], float(self.end[i])
+        parent = np.append(self.step[i], self.end[i])
+        merged = _leaning(_vector(row, self.stages, self.counts.end), parent)
+        return merged[:-1], float(merged[-1])
+
+    def passage(self, discount: Array, steps: int | None = None) -> Array:
+        """sum over k of (discounts on the way) * P(first request of agent j is the k-th) [s, n].
+
+        discount [n]: factor for leaving a request of each agent, in (0, 1]. Iterated until nothing moves
+        by more than 1e-4, `steps` times, or 1,024 times.
+        """
+        leaving = discount[self.agent_of, None] * self.step
+        member = self.membership()
+        elsewhere = 1.0 - member
+        at_once = leaving @ member
+        passage = np.zeros_like(at_once)
+        for _ in range(MAX_STEPS if steps is None else min(steps, MAX_STEPS)):
+            following = at_once + leaving @ (elsewhere * passage)
+            moved = float(np.abs(following - passage).max(initial=0.0))
+            passage = following
+            if moved < CLOSE:
+                break
+        return passage
+
+    def membership(self) -> Array:
+        """[s, n]: 1 where the stage is of the agent."""
+        return (self.agent_of[:, None] == np.arange(self.num_agents)).astype(np.float64)
+
+    def arriving(self, passage: Array) -> Array:
+        """[s, n]: value of going to a stage: 1 for its own agent, else the passage from there."""
+        return np.where(self.membership() > 0.0, 1.0, passage)
+
+    def within(self, previous: int, current: int, visits: int, steps: int) -> Array:
+        """P(first request of each agent comes within `steps`) [n]."""
+        passage = self.passage(np.ones(self.num_agents), steps - 1)
+        following, _ = self.step_from(previous, current, visits)
+        return (following @ self.arriving(passage)).clip(0.0, 1.0)
+
+
+def context_counts(counts: StepCounts, context: Context) -> Mapping[Stage, int]:
+    """Next stages after a context; after all its visits for ANY_VISITS."""
+    previous, current, visits = context
+    if visits != ANY_VISITS:
+        return counts.contexts.get(context, {})
+    total: Counter[Stage] = Counter()
+    for seen in range(max_visits(counts, current) + 1):
+        total.update(counts.contexts.get((previous, current, seen), {}))
+    return total
+
+
+def max_visits(counts: StepCounts, slot: int) -> int:
+    return max((visits for known, visits in counts.stages if known == slot), default=0)
+
+
+def _kept_stages(counts: StepCounts, slots: Sequence[int]) -> dict[Stage, int]:
+    """Each slot at any visit first, then the stages with most observations, up to MAX_STAGES in all."""
+    seen: Counter[Stage] = Counter()
+    for stage, row in counts.stages.items():
+        seen[stage] += sum(row.values())
+        seen.update(row)
+    allowed = set(slots)
+    told = [
+        (-count, stage)
+        for stage, count in seen.items()
+        if stage[0] in allowed and stage[1] != ANY_VISITS
+    ]
+    kept = [(slot, ANY_VISITS) for slot in slots]
+    kept += [stage for _, stage in sorted(told)[: max(MAX_STAGES - len(kept), 0)]]
+    return {stage: i for i, stage in enumerate(kept)}
+
+
+def _vector(row: Mapping[Stage, int], stages: Mapping[Stage, int], end: int) -> Array:
+    """Counts over stages [s+1], END last."""
+    vector = np.zeros(len(stages) + 1)
+    for stage, count in row.items():
+        if stage[0] == end:
+            vector[-1] += count
+        else:
+            i = stages.get(stage, stages.get((stage[0], ANY_VISITS)))
+            if i is not None:
+                vector[i] += count
+    return vector
+
+
+def _leaning(counts: Array, parent: Array) -> Array:
+    """Rows of counts as probabilities, with PRIOR pseudo-counts spread as in `parent`."""
+    total = counts.sum(axis=-1, keepdims=True)
+    return (counts + PRIOR * parent) / np.maximum(total + PRIOR, 1.0)

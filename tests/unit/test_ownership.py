@@ -1,0 +1,292 @@
+"""Boundaries, sessions and values of one replica's owners."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicas.free_queue import OwnerFreeQueue
+from replicas.owner_values import WAITING_VALUE, ValueSettings
+from replicas.ownership import OwnerDirectory
+from replicas.sharing import SharedPrefixes
+from runtime_actor.messages import WARMUP, OwnerTag
+from runtime_actor.tables import OTHER, WAIT_POINTS, ReachTables, Waits
+
+NO_PAIRS = np.zeros((0, 2), np.int16)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tables(
+    first: list[list[float]], agents: tuple[str, ...], workload: str = "w", arrivals: float = 0.0
+) -> ReachTables:
+    n = len(agents)
+    return ReachTables(
+        workload=workload,
+        agents=agents,
+        first=np.array(first, np.float32),
+        contexts=NO_PAIRS,
+        context_values=np.zeros((0, n), np.float32),
+        arrivals_per_request=arrivals,
+        gap_s=np.full(n, 10.0, np.float32),
+        end_probability=np.full(n, 0.1, np.float32),
+        waits=waits(n),
+    )
+
+
+def waits(n: int, gap_s: float = 10.0) -> Waits:
+    """Gaps of heavy tail, ends that nobody declares, and no urgency."""
+    first_s = gap_s / 32.0
+    silent_s = np.concatenate([[0.0], first_s * 2.0 ** (np.arange(WAIT_POINTS - 1) / 2.0)])
+    going = np.tile((1.0 + silent_s / gap_s) ** -2, (n, 1)).astype(np.float32)
+    ones = np.ones_like(going)
+    return Waits(first_s=first_s, going=going, silent_ends=ones, discount=ones)
+
+
+CYCLE = tables([[0.0, 0.9, 0.0], [0.5, 0.0, 0.0], [0, 0, 0], [0.8, 0.4, 0.0]], ("a", "b", OTHER))
+
+
+def hashes(*parts: tuple[str, int]) -> list[bytes]:
+    """Chained digests: equal leading parts give equal leading hashes."""
+    out: list[bytes] = []
+    prefix = b""
+    for name, count in parts:
+        for i in range(count):
+            prefix = hashlib.sha256(prefix + f"{name}{i}".encode()).digest()
+            out.append(prefix)
+    return out
+
+
+def tag(agent: str, session: str, kind: str = "demand") -> OwnerTag:
+    return OwnerTag("w", agent, session, kind)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def directory(clock: Clock) -> OwnerDirectory:
+    return OwnerDirectory(ValueSettings(), hash_block_tokens=16, clock=clock)
+
+
+def one_request(directory: OwnerDirectory, name: str, agent: str, session: str, *parts: tuple[str, int]):
+    claim = directory.arrive(name, tag(agent, session), hashes(*parts))
+    directory.started(name)
+    directory.finished(name)
+    return claim
+
+
+def test_what_two_sessions_have_in_common_is_the_anchor(directory: OwnerDirectory) -> None:
+    first = one_request(directory, "r1", "a", "s1", ("anchor", 5), ("task1", 3))
+    assert first.anchor_tokens == 0
+    second = one_request(directory, "r2", "a", "s2", ("anchor", 5), ("task2", 3))
+    assert second.anchor_tokens == 5 * 16
+    assert second.moved == (0, 1, 2, 3, 4)
+    spans = [(start, stop, owner.kind) for start, stop, owner in second.spans(0, 8, 16)]
+    assert [(start, stop) for start, stop, _ in spans] == [(0, 5), (5, 8)]
+    wider = [(start, stop) for start, stop, _ in second.spans(0, 4, 32)]
+    assert wider == [(0, 2), (2, 4)]
+
+
+def test_a_preamble_of_two_agents_belongs_to_both(directory: OwnerDirectory) -> None:
+    for i in range(2):
+        one_request(directory, f"a{i}", "a", f"s{i}", ("common", 2), ("a", 2), (f"t{i}", 1))
+    one_request(directory, "b0", "b", "s0", ("common", 2), ("b", 2), ("t", 1))
+    claim = one_request(directory, "b1", "b", "s1", ("common", 2), ("b", 2), ("u", 1))
+    assert [(end, len(owner.agents)) for end, owner in claim.runs] == [(32, 2), (64, 1)]
+
+
+def test_one_task_run_twice_is_no_anchor_once_many_sessions_are_known(directory: OwnerDirectory) -> None:
+    for i in range(40):
+        one_request(directory, f"x{i}", "a", f"s{i}", ("anchor", 4), (f"t{i}", 2))
+    again = one_request(directory, "y", "a", "other", ("anchor", 4), ("t7", 2))
+    assert again.anchor_tokens == 4 * 16
+
+
+def test_values_follow_the_session_and_the_tables(directory: OwnerDirectory) -> None:
+    directory.set_tables(CYCLE)
+    directory.arrive("r1", tag("a", "s1"), [])
+    owner = directory.claim("r1").rest
+    directory.started("r1")
+    directory.changed()
+    assert owner.value == 0.0
+    directory.finished("r1")
+    one_request(directory, "r2", "b", "s1")
+    assert owner in directory.changed()
+    assert owner.value == pytest.approx(0.5, abs=1e-3)
+
+
+def test_an_anchor_is_worth_what_any_session_makes_of_it(directory: OwnerDirectory) -> None:
+    directory.set_tables(CYCLE)
+    for i in range(3):
+        one_request(directory, f"r{i}", "b", f"s{i}")
+    assert directory.anchor_value("w", "a") == pytest.approx(1 - 0.5**3, abs=1e-5)
+    directory.end("w", "s0")
+    assert directory.anchor_value("w", "a") == pytest.approx(1 - 0.5**2, abs=1e-5)
+
+
+def test_arrivals_keep_an_anchor_when_no_session_lives(directory: OwnerDirectory) -> None:
+    directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), arrivals=0.2))
+    value = directory.anchor_value("w", "a")
+    assert 0.3 < value < 0.8
+
+
+def test_an_ended_session_is_worth_nothing_and_so_is_what_it_frees_later(directory: OwnerDirectory) -> None:
+    directory.set_tables(CYCLE)
+    directory.arrive("r1", tag("b", "s1"), [])
+    claim = directory.arrive("r2", tag("b", "s1"), [])
+    directory.started("r2")
+    directory.end("w", "s1")
+    directory.changed()
+    assert claim.rest.value == 0.0 and not claim.rest.listed
+    directory.finished("r2")
+    directory.finished("r1")
+    directory.changed()
+    directory.check_invariants()
+
+
+def test_silence_decays_a_session_by_its_own_pace(directory: OwnerDirectory, clock: Clock) -> None:
+    directory.set_tables(CYCLE)
+    slow = one_request(directory, "a1", "b", "slow").rest
+    for i in range(6):
+        clock.now += 100.0
+        one_request(directory, f"a{i + 2}", "a" if i % 2 else "b", "slow")
+    quick = one_request(directory, "b1", "b", "quick").rest
+    for i in range(6):
+        clock.now += 0.1
+        one_request(directory, f"c{i}", "a" if i % 2 else "b", "quick")
+    one_request(directory, "d", "a", "slow")
+    one_request(directory, "e", "a", "quick")
+    directory.changed()
+    assert slow.value == quick.value == pytest.approx(0.9, abs=1e-3)
+    clock.now += 30.0
+    directory.changed()
+    assert 0.6 < slow.value < 0.9
+    assert quick.value < slow.value
+    clock.now += 1e6
+    directory.changed()
+    assert slow.value < 0.05
+
+
+def test_a_waiting_requests_owners_are_worth_most_earliest_first(directory: OwnerDirectory) -> None:
+    directory.set_tables(CYCLE)
+    early = directory.arrive("r1", tag("a", "s1"), [])
+    late = directory.arrive("r2", tag("a", "s2"), [])
+    directory.changed()
+    assert WAITING_VALUE > early.rest.value > late.rest.value > 1.0
+    directory.started("r1")
+    directory.changed()
+    assert early.rest.value < 1.0
+    directory.waits("r1")
+    directory.changed()
+    assert early.rest.value > late.rest.value
+
+
+def test_without_tables_nothing_is_worth_anything(directory: OwnerDirectory) -> None:
+    claim = directory.arrive("r1", tag("a", "s1"), [])
+    assert list(directory.changed()) == []
+    assert claim.rest.value == 0.0 and not directory.is_active
+
+
+def test_weight_zero_and_lru_value_nothing(directory: OwnerDirectory) -> None:
+    directory.set_tables(CYCLE)
+    owner = one_request(directory, "r1", "a", "s1").rest
+    directory.arrive("r2", tag("b", "s1"), [])
+    directory.changed()
+    assert owner.value > 0.0 or directory.claim("r2").rest.value > 0.0
+    directory.configure(ValueSettings(weight=0.0))
+    directory.changed()
+    assert owner.value == 0.0 and directory.claim("r2").rest.value == 0.0
+
+
+def test_anchors_policy_protects_the_shared_part_alone(directory: OwnerDirectory) -> None:
+    directory.configure(ValueSettings(policy="anchors"))
+    one_request(directory, "r1", "a", "s1", ("x", 2), ("p", 1))
+    claim = one_request(directory, "r2", "a", "s2", ("x", 2), ("q", 1))
+    directory.changed()
+    assert claim.runs[0][1].value == 1.0 and claim.rest.value == 0.0
+
+
+def test_warm_ups_touch_neither_sessions_nor_boundaries(directory: OwnerDirectory) -> None:
+    prompt = hashes(("anchor", 4))
+    directory.arrive("w1", tag("a", "action-1", WARMUP), prompt)
+    directory.finished("w1")
+    assert directory.sessions() == []
+    claim = directory.arrive("r1", tag("a", "s1"), prompt)
+    assert claim.anchor_tokens == 0
+
+
+def test_asking_for_an_anchors_value_does_not_hide_changes_from_the_queue(directory: OwnerDirectory) -> None:
+    directory.set_tables(CYCLE)
+    owner = one_request(directory, "r1", "b", "s1").rest
+    one_request(directory, "r2", "a", "s1")
+    directory.anchor_value("w", "a")
+    assert owner in directory.changed()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "start", "wait", "finish", "end", "tick", "tables", "warm"]),
+            st.integers(0, 30),
+            st.sampled_from(["a", "b", "c", "d"]),
+        ),
+        max_size=200,
+    )
+)
+def test_caps_and_values_hold_whatever_happens(steps: list[tuple[str, int, str]]) -> None:
+    clock = Clock()
+    bounds = ValueSettings(max_workloads=2, max_sessions=5, max_agents_per_session=2, max_shared_owners=3)
+    directory = OwnerDirectory(bounds, 16, clock, SharedPrefixes(max_digests=20))
+    for i, (what, which, agent) in enumerate(steps):
+        name, session = f"r{which}", f"s{which % 9}"
+        match what:
+            case "arrive" | "warm":
+                kind = WARMUP if what == "warm" else "demand"
+                if directory.claim(name) is None:
+                    owner = OwnerTag(f"w{which % 3}", agent, session, kind)
+                    directory.arrive(name, owner, hashes((agent, 3), (str(i), 4)))
+            case "start":
+                directory.started(name)
+            case "wait":
+                directory.waits(name)
+            case "finish":
+                directory.finished(name)
+            case "end":
+                directory.end(f"w{which % 3}", session)
+            case "tick":
+                clock.now += which
+            case "tables":
+                directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), f"w{which % 3}", 0.1))
+        for owner in directory.changed():
+            assert 0.0 <= owner.value <= WAITING_VALUE
+        directory.check_invariants()
+
+
+def test_the_directory_is_the_queues_callback(directory: OwnerDirectory) -> None:
+    directory.set_tables(CYCLE)
+    kept = one_request(directory, "r1", "b", "kept")
+    lost = one_request(directory, "r2", "b", "lost")
+    blocks = [SimpleNamespace(block_id=i, prev_free_block=None, next_free_block=None) for i in range(8)]
+    owner_of = [None] * 8
+    queue = OwnerFreeQueue(blocks, owner_of, directory.changed)
+    queue.popleft_n(8)
+    owner_of[:] = [kept.rest] * 4 + [lost.rest] * 4
+    queue.append_n(blocks)
+    one_request(directory, "r3", "a", "kept")
+    directory.end("w", "lost")
+    assert [block.block_id for block in queue.popleft_n(4)] == [4, 5, 6, 7]
