@@ -14,7 +14,12 @@ PAUSE_S = 0.2
 
 
 def wait_for_answers(
-    url: str, model: str, replicas: int, timeout_s: float, progress: Callable[[int, int], None]
+    url: str,
+    model: str,
+    replicas: int,
+    timeout_s: float,
+    progress: Callable[[int, int], None],
+    api_key: str | None = None,
 ) -> None:
     """Send one-token requests until `replicas` different replicas have answered one.
 
@@ -28,7 +33,8 @@ def wait_for_answers(
     last = "no answer"
     deadline_s = time.monotonic() + timeout_s
     attempt = 0
-    with httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
         while time.monotonic() < deadline_s:
             attempt += 1
             try:
