@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from serve_app.config import EMBEDDED, AppConfig
-from serve_app.config_file import IMPORT_PATH, check_file
 
 from cluster.errors import LaunchError
 from runtime_actor.errors import ConfigurationError
-
+from serve_app.config import EMBEDDED, AppConfig
+from serve_app.config_file import IMPORT_PATH, check_file
 
 PROBE_TENANT = "launcher"
 

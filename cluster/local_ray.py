@@ -15,10 +15,10 @@ from ray import serve
 from ray._private import ray_constants
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.schema import ApplicationStatus
-from runtime_actor.actor import ACTOR_NAME, NAMESPACE
 
 from cluster import processes
 from cluster.errors import LaunchError
+from runtime_actor.actor import ACTOR_NAME, NAMESPACE
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Requests and tables are small; Ray's own default is 30 % of the machine's memory."""
