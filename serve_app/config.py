@@ -135,7 +135,7 @@ class AppConfig(Section):
         """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
         for policy in self.runtime_settings().policies:
             if policy.name == "kv_cache" and policy.enabled:
-                return {"policy": policy.mode, "weight": policy.weight, "gamma": policy.gamma}
+                return {"policy": policy.mode, "weight": policy.weight}
         return {"policy": "lru"}
 
     @property
