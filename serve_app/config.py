@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from replicas.engine_messages import EngineSettings
 from replicas.settings import ReplicaSettings
+from replicas.simulated_engine import CostModel
 from runtime_actor.errors import ConfigurationError
-from runtime_actor.settings import RuntimeSettings
+from runtime_actor.settings import RuntimeSettings, from_dict
 from serve_app.config_errors import explain
 from serve_app.engine_arguments import check_engine_kwargs
 
@@ -135,7 +136,7 @@ class AppConfig(Section):
         """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
         for policy in self.runtime_settings().policies:
             if policy.name == "kv_cache" and policy.enabled:
-                return {"policy": policy.mode, "weight": policy.weight, "gamma": policy.gamma}
+                return {"policy": policy.mode, "weight": policy.weight}
         return {"policy": "lru"}
 
     @property
@@ -175,6 +176,7 @@ def _check_runtime(config: AppConfig) -> None:
     try:
         config.runtime_settings()
         ReplicaSettings.from_dict(config.replica)
+        from_dict(CostModel, config.simulated, "simulated")
     except ConfigurationError as error:
         raise ConfigurationError(re.sub(r"^runtime\.policies", "policies", str(error))) from None
     try:

@@ -74,6 +74,7 @@ BAD_ARGS = [
     ("runtime.window", 1, "16"),
     ("runtime.windw", 1, "window"),
     ("replica.exchange", {"min_gap": 1}, "min_gap_s"),
+    ("simulated.num_blocks", -1, "2"),
     ("routing.load_weight", -1, ">= 0"),
     ("routing.load_weight", float("nan"), "finite"),
     ("gateway.max_body_bytes", -5, ">= 1024"),
