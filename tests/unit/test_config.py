@@ -80,6 +80,8 @@ BAD_ARGS = [
     ("gateway.max_body_bytes", -5, ">= 1024"),
     ("gateway.api_keys", [{"tenant": "t", "sha256": "abc"}], "sha256"),
     ("gateway.api_keys", {"t": "x"}, "a list"),
+    ("deployment.num_gpus_per_replica", 1.5, "whole number"),
+    ("deployment.num_gpus_per_replica", 4, "tensor_parallel_size 1"),
     ("model.modalities", ["smell"], "text"),
     ("engine", "sglang", "vllm"),
     ("polices", [], "policies"),
