@@ -52,6 +52,7 @@ class ValueSettings:
     policy: str = "reach"
     weight: float = 1.0
     arrival_share: float = 1.0
+    learn_reuse: bool = True
     tick_s: float = 1.0
     max_workloads: int = 64
     max_sessions: int = 4096
@@ -268,12 +269,14 @@ class WorkloadValues:
         if self._sum is None:
             self._sum = np.zeros(len(tables.agents))
         for session in touched:
-            owners |= self._revalue(session, tables, now_s)
+            owners |= self._revalue(session, tables, now_s, settings.learn_reuse)
         idle_logs = np.minimum(self._sum + self._arrivals(settings), 0.0)
         self._anchor_worths = (-np.expm1(idle_logs)).tolist()
         return owners
 
-    def _revalue(self, session: Session, tables: ReachTables, now_s: float) -> set[BlockOwner]:
+    def _revalue(
+        self, session: Session, tables: ReachTables, now_s: float, learn_reuse: bool
+    ) -> set[BlockOwner]:
         current = tables.index(session.current)
         previous = tables.index(session.previous) if session.previous else tables.start
         silent_s = session.silence_s(tables, current, now_s)
@@ -287,7 +290,7 @@ class WorkloadValues:
         self._sum += session.term
         for agent, owner in session.owners.items():
             worth = float(values[tables.index(agent)]) / self._crowd(agent)
-            owner.worth = worth * self.reuse(agent)
+            owner.worth = worth * self.reuse(agent) if learn_reuse else worth
         return set(session.owners.values())
 
     def _crowd(self, agent: str) -> int:
