@@ -61,15 +61,17 @@ class Claim:
     def anchor_tokens(self) -> int:
         return self.runs[-1][0] if self.runs else 0
 
-    def spans(self, start: int, stop: int, block_size: int) -> Iterator[tuple[int, int, BlockOwner]]:
+    def spans(self, start: int, stop: int, block_size: int) -> list[tuple[int, int, BlockOwner]]:
         """Owners of the blocks start..stop of `block_size` tokens, as (start, stop, owner)."""
+        spans = []
         for end_token, owner in self.runs:
             end = min(end_token // block_size, stop)
             if start < end:
-                yield start, end, owner
+                spans.append((start, end, owner))
                 start = end
         if start < stop:
-            yield start, stop, self.rest
+            spans.append((start, stop, self.rest))
+        return spans
 
 
 class OwnerDirectory:
@@ -135,8 +137,6 @@ class OwnerDirectory:
         claim = self._claims.pop(request_id, None)
         if claim is not None and claim.session is not None:
             claim.session.active -= 1
-            claim.session.workload.touch(claim.session)
-            self._quiet = False
 
     def _claim(self, request_id: str, tag: OwnerTag, block_hashes: Sequence[bytes]) -> Claim:
         session = self._session(tag)
@@ -312,7 +312,7 @@ class OwnerDirectory:
         for name, workload in self._workloads.items():
             if workload.is_stale:
                 stale.add(name)
-                owners |= workload.refresh(now, self.settings)
+                owners.update(workload.refresh(now, self.settings))
         for agents, owner in self._shared.items():
             if any(workload in stale for workload, _ in agents):
                 owner.worth = self._anchor_worth(agents)

@@ -98,7 +98,7 @@ class ReachPolicy:
     def _set_owner(self, block: Block, position: int) -> bool:
         """Whether the block got another owner than it had."""
         assert self._claim is not None
-        _, _, owner = next(self._claim.spans(position, position + 1, 1))
+        _, _, owner = self._claim.spans(position, position + 1, 1)[0]
         former = self._owner_of[block.block_id]
         self._owner_of[block.block_id] = owner
         return former is not owner

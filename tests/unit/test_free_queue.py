@@ -147,6 +147,24 @@ class QueueMachine(RuleBasedStateMachine):
             after = self.queue.iter_blocks_after(self.blocks[order[at]])
             assert [block.block_id for block in after] == order[at + 1 :]
 
+    @rule()
+    def replace_queue(self) -> None:
+        """As on a switch of policy; what nobody owns at the front counts as holding nothing."""
+        expected = self.order()
+        owner_of, duplicates = self.owner_of, self.queue.duplicates
+        for block_id in self.empty:
+            owner_of[block_id] = None
+        drained = self.queue.drain()
+        assert [block.block_id for block in drained] == expected
+        assert self.queue.num_free_blocks == 0
+        self.queue = OwnerFreeQueue((), owner_of, self.take_changes)
+        self.queue.duplicates = duplicates
+        self.queue.prepend_n([b for b in drained if b.block_id in self.empty])
+        self.queue.append_n([b for b in drained if b.block_id not in self.empty])
+        for block_id in expected[len(self.empty) + len(self.doubles) :]:
+            self.cached[block_id] = (self.stamp, self.cached[block_id][1])
+            self.stamp += 1
+
     @invariant()
     def agrees(self) -> None:
         self.queue.check_invariants()
