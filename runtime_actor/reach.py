@@ -36,7 +36,7 @@ class ReachSettings:
     what fits `max_bytes` are left out, least observed first.
     """
 
-    gamma: float = 0.6
+    gamma: float = 0.7
     horizon_steps: int | None = None
     max_stages: int = MAX_STAGES
     max_bytes: int = MAX_WIRE_BYTES

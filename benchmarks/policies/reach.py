@@ -1,7 +1,8 @@
 """The runtime's own policy, from the very code that an engine and the actor run.
 
 Transitions and tables as in the actor, owners and values as in an engine, and its free queue; in
-between only what vLLM's block pool does. Tables are new after each request.
+between only what vLLM's block pool does. Tables are new after every fourth request, about as often as
+the actor sends them to a busy engine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from runtime_actor.tables import ReachTables
 from runtime_actor.transitions import TransitionModel
 
 WORKLOAD = "replay"
+TABLES_EVERY = 4
 
 
 class ReachPolicy:
@@ -53,8 +55,9 @@ class ReachPolicy:
     def arrive(self, request: Request, index: int, now_s: float) -> None:
         self._now_s = now_s
         self._model.observe(request.session, request.agent, now_s)
-        tables = compute_tables(self._model, self._reach, WORKLOAD)
-        self._directory.set_tables(self._trim(tables) if self._trim else tables)
+        if index % TABLES_EVERY == 0:
+            tables = compute_tables(self._model, self._reach, WORKLOAD)
+            self._directory.set_tables(self._trim(tables) if self._trim else tables)
         digests = [_digest(content) for content in request.blocks]
         tag = OwnerTag(WORKLOAD, request.agent, request.session)
         self._claim = self._directory.arrive(str(index), tag, digests)
