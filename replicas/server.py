@@ -18,6 +18,7 @@ from ray.serve.llm.deployment import LLMServer
 
 from replicas.engine_port import EnginePort
 from replicas.exchange import ReplicaName
+from replicas.internal_port import bind_to_node_address
 from replicas.requests import RequestLedger
 from replicas.settings import ReplicaSettings
 from replicas.sidecar import Sidecar
@@ -49,6 +50,7 @@ class AgentLLMServer(LLMServer):
         config_version: int = 1,
         **kwargs: Any,
     ) -> None:
+        bind_to_node_address()
         self._settings = ReplicaSettings.from_dict(replica)
         self._runtime = runtime or {}
         self._config_version = config_version

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from replicas.internal_port import bind_to_node_address
 from runtime_actor.client import RuntimeClient
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
 from serve_app import preparation, routing_state
@@ -61,6 +62,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
     """One deployment replica per gateway process."""
 
     def __init__(self, llm_deployments: dict, model_cards: dict, *, settings: GatewaySettings) -> None:
+        bind_to_node_address()
         super().__init__(llm_deployments, model_cards)
         self._settings = settings
         config = settings.config

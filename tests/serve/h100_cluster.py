@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import ray
 import yaml
 from ray.util.placement_group import placement_group_table
 
 from cluster.local_ray import LocalRay
+from cluster.processes import descendants
 from serve_app.config_file import check_content
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = 4
 KEY = "key-of-the-test"
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 600.0
 
 
 def changed_config(state: Path, port: int) -> dict[str, Any]:
@@ -47,6 +49,22 @@ def placed() -> list[dict[str, float]]:
         if group["state"] == "CREATED"
         for bundle in group["bundles"].values()
     ]
+
+
+def outside_listeners() -> list[str]:
+    """Processes of ours that listen on more than loopback."""
+    found = []
+    for process in descendants():
+        try:
+            sockets = process.net_connections(kind="inet")
+            name = " ".join(process.cmdline())[:80]
+        except psutil.Error:
+            continue
+        for one in sockets:
+            address = one.laddr[0] if one.laddr else ""
+            if one.status == psutil.CONN_LISTEN and address.removeprefix("::ffff:") not in ("127.0.0.1", "::1"):
+                found.append(f"{address}:{one.laddr[1]} {name}")
+    return found
 
 
 def ask(port: int, count: int) -> list[tuple[int, str]]:
@@ -73,6 +91,7 @@ def main() -> None:
         cluster.wait_until_running("agent-runtime", START_TIMEOUT_S, lambda done, total: None)
         free = ray.available_resources()
         report = {"bundles": placed(), "free_gpus": free.get("GPU", 0.0), "answers": ask(port, 8)}
+        report["outside"] = outside_listeners()
     finally:
         cluster.stop()
     print(json.dumps(report))
