@@ -105,9 +105,7 @@ class SimulatedEngine:
             yield _event(shape.usage_chunk(usage))
         yield "data: [DONE]\n\n"
 
-    def _sequence(
-        self, request: Any, ids: tuple[int, ...], max_tokens: int, usage: Usage
-    ) -> SimulatedRequest:
+    def _sequence(self, request: Any, ids: tuple[int, ...], max_tokens: int, usage: Usage) -> SimulatedRequest:
         record = CURRENT_REQUEST.get()
 
         def on_prefill(cached_tokens: int) -> None:
@@ -170,8 +168,7 @@ class _Shape(abc.ABC):
 
     def _choices(self, content: dict[str, Any], finish_reason: str | None) -> list[dict[str, Any]]:
         return [
-            {"index": i, "finish_reason": finish_reason, "logprobs": None, **content}
-            for i in range(self.num_choices)
+            {"index": i, "finish_reason": finish_reason, "logprobs": None, **content} for i in range(self.num_choices)
         ]
 
     @abc.abstractmethod
@@ -220,8 +217,7 @@ def tokens_of(text: str) -> tuple[int, ...]:
     """Four bytes a token, so that equal prefixes of texts are equal prefixes of tokens."""
     data = text.encode()
     return tuple(
-        int.from_bytes(data[i : i + _BYTES_A_TOKEN], "little") & 0x7FFFFFFF
-        for i in range(0, len(data), _BYTES_A_TOKEN)
+        int.from_bytes(data[i : i + _BYTES_A_TOKEN], "little") & 0x7FFFFFFF for i in range(0, len(data), _BYTES_A_TOKEN)
     )
 
 
@@ -246,6 +242,4 @@ def _event(chunk: dict[str, Any]) -> str:
 
 
 def _refusal(message: str) -> ErrorResponse:
-    return ErrorResponse(
-        error={"message": message, "type": "invalid_request_error", "code": 400, "param": None}
-    )
+    return ErrorResponse(error={"message": message, "type": "invalid_request_error", "code": 400, "param": None})

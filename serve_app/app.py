@@ -44,6 +44,7 @@ ENDPOINTS = {
     "runtime_policy": lambda app: app.post("/runtime/policy"),
     "runtime_page": lambda app: app.get("/runtime/"),
     "healthz": lambda app: app.get("/healthz"),
+    "readyz": lambda app: app.get("/readyz"),
 }
 
 

@@ -113,8 +113,7 @@ def test_a_new_epoch_hears_of_sessions_and_anchors_again() -> None:
         port.state = replace(port.state, anchors=())
         await bench.steps(2)
         recorded = [
-            [e["digest"] for e in request.events if e["kind"] == "anchor_recorded"]
-            for request in bench.actor.requests
+            [e["digest"] for e in request.events if e["kind"] == "anchor_recorded"] for request in bench.actor.requests
         ]
         assert recorded == [["d1"], [], [], ["d1"]]
         assert [bool(bench.report(i).sessions) for i in range(4)] == [False, True, False, True]
