@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.policies.known import ONLINE
+from benchmarks.policies.known import ABLATIONS, ONLINE
 from benchmarks.replay import replay, smallest_cache
 from benchmarks.trace_format import Request, TraceError
 from benchmarks.trace_source import known_sets, load_set
@@ -134,7 +134,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.gap", description=__doc__)
     arguments.add_argument("source", type=Path)
-    arguments.add_argument("--policy", action="append", choices=sorted(ONLINE), help="default: reach")
+    arguments.add_argument("--policy", action="append", choices=[*ONLINE, *ABLATIONS], help="default: reach")
     arguments.add_argument("--set", action="append", help="default: all sets of the source")
     arguments.add_argument("--variant", action="append", choices=list(VARIANTS), help="default: all")
     arguments.add_argument("--concurrency", type=_numbers, default=(1, 8, 32), metavar="N,N")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.cache import PrefixCache
 from benchmarks.optimum import optimal_hits
-from benchmarks.policies.known import MIN, NAMES, ONLINE
+from benchmarks.policies.known import ABLATIONS, MIN, NAMES, make
 from benchmarks.trace_format import Request, TraceError, read_trace
 
 
@@ -38,7 +38,7 @@ def smallest_cache(requests: Sequence[Request]) -> int:
 
 def replay(requests: Sequence[Request], blocks: int, policy: str) -> ReplayResult:
     """Raises ValueError for an unknown policy, or a cache that the longest request doesn't fit."""
-    if policy not in NAMES:
+    if policy not in NAMES and policy not in ABLATIONS:
         raise ValueError(f"unknown policy {policy!r}; known: {', '.join(NAMES)}")
     smallest = smallest_cache(requests)
     if blocks < smallest:
@@ -49,7 +49,7 @@ def replay(requests: Sequence[Request], blocks: int, policy: str) -> ReplayResul
     if policy == MIN:
         hits = optimal_hits(requests, blocks, count_from)
     else:
-        cache = PrefixCache(blocks, ONLINE[policy]())
+        cache = PrefixCache(blocks, make(policy))
         hits = [
             cache.play(request, index, float(index) if request.t_s is None else request.t_s)
             for index, request in enumerate(requests)

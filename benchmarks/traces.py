@@ -29,8 +29,8 @@ CLOCKS = ("paced", "random")
 class TraceSettings:
     """clock `random`: any live session may speak next and no time is given.
 
-    anchor_tokens: (low, high) gives each anchor a length of its own in that range instead of the
-    recorded one. requests: start sessions over, as new ones, until there are so many; None: one pass.
+    anchor_tokens: (low, high) gives each agent one anchor, of a length of its own in that range,
+    instead of the recorded ones. requests: start sessions over, as new ones, until there are so many; None: one pass.
     """
 
     concurrency: int
@@ -108,14 +108,15 @@ def _blocks(
 ) -> tuple[tuple[str, ...], int]:
     """Block ids of a prompt and how many of them are its anchor; whole blocks only, at least one."""
     size = settings.block_tokens
-    anchor_tokens = step.anchor_tokens
+    anchor_tokens, name = step.anchor_tokens, step.anchor
     if settings.anchor_tokens is not None:
-        anchor_tokens = random.Random(f"anchor {step.anchor}").randint(*settings.anchor_tokens)
+        name = step.agent
+        anchor_tokens = random.Random(f"anchor {name}").randint(*settings.anchor_tokens)
     history_tokens = step.input_tokens - step.anchor_tokens
     anchor_blocks = anchor_tokens // size
     total = max((anchor_tokens + history_tokens) // size, anchor_blocks, 1)
     stem = f"{session}/{step.thread}" if settings.variant == "history" else f"{session}/{at}"
-    anchor = tuple(f"{step.anchor}/{k}" for k in range(anchor_blocks))
+    anchor = tuple(f"{name}/{k}" for k in range(anchor_blocks))
     return anchor + tuple(f"{stem}:{k}" for k in range(anchor_blocks, total)), anchor_blocks
 
 

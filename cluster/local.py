@@ -88,7 +88,7 @@ def _serve(cluster: LocalRay, config: LaunchConfig) -> None:
         cluster.wait_until_running(config.application, START_TIMEOUT_S, update)
     with _bar("serve: first answers") as update:
         replicas = config.first_replicas
-        wait_for_answers(config.url, config.model_id, replicas, ANSWER_TIMEOUT_S, update)
+        wait_for_answers(config.url, config.model_id, replicas, ANSWER_TIMEOUT_S, update, api_key=config.probe_key)
 
 
 def _ready_text(cluster: LocalRay, config: LaunchConfig, took_s: float) -> str:

@@ -15,10 +15,10 @@ from ray import serve
 from ray._private import ray_constants
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.schema import ApplicationStatus
-from runtime_actor.actor import ACTOR_NAME, NAMESPACE
 
 from cluster import processes
 from cluster.errors import LaunchError
+from runtime_actor.actor import ACTOR_NAME, NAMESPACE
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Requests and tables are small; Ray's own default is 30 % of the machine's memory."""
@@ -27,6 +27,21 @@ logger = logging.getLogger(__name__)
 
 ACTOR_STOP_TIMEOUT_S = 10.0
 STATUS_PERIOD_S = 0.5
+
+
+START_ATTEMPTS = 3
+"""A busy machine can miss the 30 s that Ray gives its own processes to come up."""
+
+_INIT_OPTIONS: dict[str, Any] = {
+    # "local": never join a cluster that happens to run on this machine.
+    "address": "local",
+    "namespace": "serve",
+    "include_dashboard": True,
+    "dashboard_host": "127.0.0.1",
+    "object_store_memory": OBJECT_STORE_BYTES,
+    "log_to_driver": False,
+    "logging_level": logging.ERROR,
+}
 
 
 class LocalRay:
@@ -51,20 +66,16 @@ class LocalRay:
         _keep_to_loopback()
         # A cluster that the user points RAY_ADDRESS at is another one.
         os.environ.pop("RAY_ADDRESS", None)
-        try:
-            context = ray.init(
-                # "local": never join a cluster that happens to run on this machine.
-                address="local",
-                namespace="serve",
-                include_dashboard=True,
-                dashboard_host="127.0.0.1",
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **options,
-            )
-        except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
-            raise LaunchError(f"Ray did not start: {' '.join(str(error).split())[:300]}") from error
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                context = ray.init(**_INIT_OPTIONS, **options)
+                break
+            except Exception as error:  # Ray raises nothing more precise when its 30 s are over
+                ray.shutdown()
+                processes.end_descendants()
+                if attempt == START_ATTEMPTS:
+                    raise LaunchError(f"Ray did not start: {_one_line(error)}") from error
+                print(f"serve: Ray did not start, once more: {_one_line(error)}", file=sys.stderr, flush=True)
         if not context.dashboard_url:
             raise LaunchError("Ray started without its dashboard, which deploys applications")
         self._dashboard_url = f"http://{context.dashboard_url}"
@@ -82,7 +93,7 @@ class LocalRay:
         try:
             ServeSubmissionClient(self._dashboard_url).deploy_applications(config)
         except (RuntimeError, ConnectionError) as error:
-            raise LaunchError(f"Ray Serve refused the config: {' '.join(str(error).split())[:300]}") from error
+            raise LaunchError(f"Ray Serve refused the config: {_one_line(error)}") from error
 
     def wait_until_running(self, application: str, timeout_s: float, progress: Callable[[int, int], None]) -> None:
         """Wait until Serve says RUNNING; `progress(replicas ready, replicas wanted)` twice a second.
@@ -115,6 +126,10 @@ class LocalRay:
             _end_runtime_actor()
             ray.shutdown()
         return processes.end_descendants()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _keep_to_loopback() -> None:

@@ -14,13 +14,17 @@ PAUSE_S = 0.2
 
 
 def wait_for_answers(
-    url: str, model: str, replicas: int, timeout_s: float, progress: Callable[[int, int], None]
+    url: str,
+    model: str,
+    replicas: int,
+    timeout_s: float,
+    progress: Callable[[int, int], None],
+    api_key: str | None = None,
 ) -> None:
     """Send one-token requests until `replicas` different replicas have answered one.
 
     Each request is a session of its own, ended with the request, so that routing spreads them and nothing
-    stays behind in the runtime's view of live sessions. Where API keys are configured, the gateway's refusal
-    is its answer.
+    stays behind in the runtime's view of live sessions.
 
     Raises:
         LaunchError: `timeout_s` is over; names the last answer.
@@ -29,7 +33,8 @@ def wait_for_answers(
     last = "no answer"
     deadline_s = time.monotonic() + timeout_s
     attempt = 0
-    with httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
         while time.monotonic() < deadline_s:
             attempt += 1
             try:
@@ -44,9 +49,6 @@ def wait_for_answers(
                     if len(seen) >= replicas:
                         return
                     continue
-                if response.status_code == 401:
-                    # Of configured keys only hashes are known here; Serve has said that all replicas run.
-                    return
             time.sleep(PAUSE_S)
     raise LaunchError(
         f"only {len(seen)} of {replicas} replicas answered within {timeout_s:.0f} s (last answer: {last})"

@@ -27,8 +27,8 @@ from replicas.warm_ledger import WarmLedger
 
 logger = logging.getLogger(__name__)
 
-_remove_cached_block_hashes = BlockPool._remove_cached_block_hashes
 _cache_full_blocks = BlockPool.cache_full_blocks
+_get_new_blocks = BlockPool.get_new_blocks
 
 
 class AgentBlockPool(BlockPool):
@@ -39,6 +39,9 @@ class AgentBlockPool(BlockPool):
     directory: OwnerDirectory
     warm: WarmLedger
     duplicates: set[int]
+    """Blocks whose hash another block serves."""
+    twins: dict[int, Any]
+    """Blocks whose hash more than one block has, or had, with that hash."""
     evicted: list[int]
     by_value: bool
     failed: bool
@@ -49,6 +52,8 @@ class AgentBlockPool(BlockPool):
         pool.directory = directory
         pool.warm = warm
         pool.duplicates = set()
+        pool.twins = {}
+        pool._nobodys = Claim("", None, directory.nobody)
         pool.evicted = [0] * len(KINDS)
         pool.by_value = False
         pool.failed = False
@@ -111,19 +116,13 @@ class AgentBlockPool(BlockPool):
         if self.failed:
             return
         try:
-            claim = self.directory.claim(request.request_id)
-            if claim is None:
-                spans: Iterable[tuple[int, int, BlockOwner]] = (
-                    (num_cached_blocks, num_full_blocks, self.directory.nobody),
-                )
-            else:
-                spans = claim.spans(num_cached_blocks, num_full_blocks, block_size)
-            added = len(self.cached_block_hash_to_block) - known
+            claim = self.directory.claim(request.request_id) or self._nobodys
             # As many new keys as blocks: none was null, masked, promoted or a duplicate.
+            added = len(self.cached_block_hash_to_block) - known
             plain = added == num_full_blocks - num_cached_blocks
-            for start, stop, owner in spans:
+            for start, stop, owner in claim.spans(num_cached_blocks, num_full_blocks, block_size):
                 self._tag(blocks[start:stop], owner, plain)
-            if claim is not None and claim.is_warmup:
+            if claim.is_warmup:
                 self._mark_warm(claim, blocks[num_cached_blocks:num_full_blocks])
         except Exception:
             self._fail("tagging")
@@ -134,8 +133,8 @@ class AgentBlockPool(BlockPool):
         key = super().cache_partial_block(request, block, *args, **kwargs)
         if key is not None and not self.failed:
             try:
-                claim = self.directory.claim(request.request_id)
-                self._tag([block], claim.rest if claim else self.directory.nobody, plain=False)
+                claim = self.directory.claim(request.request_id) or self._nobodys
+                self._tag([block], claim.rest, plain=False)
             except Exception:
                 self._fail("tagging")
         return key
@@ -143,8 +142,8 @@ class AgentBlockPool(BlockPool):
     def move_block_hashes(self, src_block: KVCacheBlock, dst_block: KVCacheBlock) -> None:
         owner = self.owner_of[src_block.block_id]
         super().move_block_hashes(src_block, dst_block)
-        if owner is not None and not self.failed:
-            self.evicted[owner.reason] -= 1
+        if owner is not None:
+            self._forget([src_block])
             self._tag([dst_block], owner, plain=False)
 
     def _tag(self, blocks: Sequence[KVCacheBlock], owner: BlockOwner, plain: bool) -> None:
@@ -163,8 +162,10 @@ class AgentBlockPool(BlockPool):
                 former.tally.blocks -= 1
             owner_of[block.block_id] = owner
             owner.tally.blocks += 1
-            if self.cached_block_hash_to_block.get_one_block(block_hash) is not block:
+            served = self.cached_block_hash_to_block.get_one_block(block_hash)
+            if served is not block:
                 self.duplicates.add(block.block_id)
+                self.twins[block.block_id] = self.twins[served.block_id] = block_hash
 
     def _mark_warm(self, claim: Claim, blocks: Sequence[KVCacheBlock]) -> None:
         assert claim.tag is not None
@@ -211,26 +212,54 @@ class AgentBlockPool(BlockPool):
 
     # --- a block loses its hash ---------------------------------------------------------------------
 
-    def _remove_cached_block_hashes(self, block: KVCacheBlock) -> list[Any]:
-        owner = self.owner_of[block.block_id]
-        if owner is None:
-            return _remove_cached_block_hashes(self, block)
-        self.owner_of[block.block_id] = None
-        owner.tally.blocks -= 1
-        self.evicted[owner.reason] += 1
-        if block.next_free_block is not None and self.by_value:
-            self.free_block_queue.emptied(block)
-        if self.warm.block_actions:
-            self.warm.lose(block.block_id)
-        removed = _remove_cached_block_hashes(self, block)
-        if self.duplicates:
-            self._promote_duplicates(block, removed)
-        return removed
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        blocks = _get_new_blocks(self, num_blocks)
+        self._forget(blocks, self.evicted)
+        return blocks
 
-    def _promote_duplicates(self, block: KVCacheBlock, removed: Sequence[Any]) -> None:
-        """Where the served block of a hash is gone, the next one serves, and is its owner's again."""
-        self.duplicates.discard(block.block_id)
-        for key in removed:
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        super().evict_blocks(block_ids)
+        blocks = [self.blocks[block_id] for block_id in block_ids]
+        if self.by_value:
+            for block in blocks:
+                if block.next_free_block is not None:
+                    self.free_block_queue.emptied(block)
+        self._forget(blocks, self.evicted)
+
+    def _forget(self, blocks: Sequence[KVCacheBlock], evicted: list[int] | None = None) -> None:
+        """These blocks have no hash now. Counted an owner's run at a time."""
+        owner_of = self.owner_of
+        run: BlockOwner | None = None
+        length = 0
+        for block in blocks:
+            block_id = block.block_id
+            owner = owner_of[block_id]
+            if owner is not run:
+                if run is not None:
+                    run.tally.blocks -= length
+                    if evicted is not None:
+                        evicted[run.reason] += length
+                run = owner
+                length = 0
+            length += 1
+            owner_of[block_id] = None
+        if run is not None:
+            run.tally.blocks -= length
+            if evicted is not None:
+                evicted[run.reason] += length
+        if self.twins or self.warm.block_actions:
+            self._forget_marks(blocks)
+
+    def _forget_marks(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Warmed blocks are lost; where the served copy of a hash is gone, the next copy serves and is
+        its owner's again."""
+        for block in blocks:
+            if self.warm.block_actions:
+                self.warm.lose(block.block_id)
+            key = self.twins.pop(block.block_id, None)
+            if key is None:
+                continue
+            self.duplicates.discard(block.block_id)
             served = self.cached_block_hash_to_block.get_one_block(key)
             if served is not None and served.block_id in self.duplicates:
                 self.duplicates.discard(served.block_id)
@@ -242,6 +271,7 @@ class AgentBlockPool(BlockPool):
             self.owner_of[:] = [None] * len(self.owner_of)
             self.directory.clear_residency()
             self.duplicates.clear()
+            self.twins.clear()
             for block_id in list(self.warm.block_actions):
                 self.warm.lose(block_id)
             if self.by_value:

@@ -16,6 +16,7 @@ looked up when a victim is needed, not when a block is freed.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
@@ -113,8 +114,8 @@ class OwnerFreeQueue:
         self._serial = 0
         self._lists = 0
         self._stamp = 0
-        self._stamps = [0] * len(owner_of)
-        self._walked = [-1] * len(owner_of)
+        self._stamps = array("q", [0]) * len(owner_of)
+        self._walked = array("q", [-1]) * len(owner_of)
         self._adopt(blocks)
 
     def _adopt(self, blocks: Sequence[Any]) -> None:
@@ -136,22 +137,26 @@ class OwnerFreeQueue:
         stamps = self._stamps
         owner_of = self._owner_of
         duplicates = self.duplicates
+        common = self._common
+        given: Owner | None = common
         current: Owner | None = None
         last: Any = None
         for block in blocks:
             block_id = block.block_id
             owner = owner_of[block_id]
-            if owner is None or not owner.listed:
-                owner = self._common
-            if duplicates and block_id in duplicates:
-                owner = self._doubles
-            if owner is not current:
-                if current is not None:
-                    self._close(current, last)
-                current = owner
-                last = owner.tail.prev_free_block
-                if not owner.entry and owner is not self._doubles:
-                    self._enter(owner, stamp)
+            if owner is not given or current is None or duplicates:
+                given = owner
+                if owner is None or not owner.listed:
+                    owner = common
+                if duplicates and block_id in duplicates:
+                    owner = self._doubles
+                if owner is not current:
+                    if current is not None:
+                        self._close(current, last)
+                    current = owner
+                    last = owner.tail.prev_free_block
+                    if not owner.entry and owner is not self._doubles:
+                        self._enter(owner, stamp)
             block.prev_free_block = last
             last.next_free_block = block
             last = block
@@ -213,11 +218,8 @@ class OwnerFreeQueue:
         block = owner.head.next_free_block
         tail = owner.tail
         stamps = self._stamps
-        bounded = before is not _EVERYTHING
         wanted = n - len(taken)
-        while wanted and block is not tail:
-            if bounded and stamps[block.block_id] >= before:
-                break
+        while wanted and block is not tail and stamps[block.block_id] < before:
             taken.append(block)
             following = block.next_free_block
             block.prev_free_block = block.next_free_block = None

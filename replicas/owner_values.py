@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -32,7 +33,10 @@ WAITING_STEP = 1e-9
 
 CERTAIN = 0.999_999
 PRIOR_GAPS = 2.0
-"""Weight of the table's mean gap against a session's own, in gaps."""
+"""Weight of the usual pace against a session's own, in gaps."""
+
+MAX_GAP_RATIO = 10.0
+"""One long pause says no more than this about a session's pace."""
 
 MAX_TALLIES = 1024
 
@@ -52,6 +56,7 @@ class ValueSettings:
     policy: str = "reach"
     weight: float = 1.0
     arrival_share: float = 1.0
+    learn_reuse: bool = True
     tick_s: float = 1.0
     max_workloads: int = 64
     max_sessions: int = 4096
@@ -133,8 +138,8 @@ class Session:
     """Where one session stands. `active` requests of it are waiting or running."""
 
     __slots__ = (
-        "active", "current", "gap_count", "gap_sum_s", "id", "last_s", "owners", "previous", "term",
-        "visits", "workload",
+        "active", "current", "gap_count", "gap_ratio_sum", "id", "last_s", "others", "owners", "previous",
+        "term", "visits", "workload",
     )
 
     def __init__(self, workload: WorkloadValues, session_id: str) -> None:
@@ -143,39 +148,52 @@ class Session:
         self.previous = ""
         self.current = ""
         self.last_s = 0.0
-        self.gap_sum_s = 0.0
+        self.gap_ratio_sum = 0.0
         self.gap_count = 0
         self.active = 0
         self.owners: dict[str, BlockOwner] = {}
         self.visits: dict[str, int] = {}
         """Requests of each agent, at most MAX_VISITS; agents beyond MAX_TALLIES aren't counted."""
+        self.others: tuple[tuple[str, ...], float] = ((), 0.0)
+        """Its agents without a slot, and what it adds to each one's sum of log(1 - worth)."""
         self.term: NDArray[np.float64] | None = None
         """What this session adds to its workload's sum of log(1 - value)."""
 
+    @property
+    def pace(self) -> float:
+        """How long its gaps are relative to what is usual after the same agents; 1.0 with none yet."""
+        return (PRIOR_GAPS + self.gap_ratio_sum) / (PRIOR_GAPS + self.gap_count)
+
     def moved_to(self, agent: str, now_s: float) -> None:
-        if self.current:
-            self.gap_sum_s += max(0.0, now_s - self.last_s)
-            self.gap_count += 1
+        tables = self.workload.tables
+        if self.current and tables is not None:
+            usual_s = float(tables.gap_s[tables.index(self.current)])
+            if 0.0 < usual_s < np.inf:
+                ratio = max(0.0, now_s - self.last_s) / usual_s
+                self.gap_ratio_sum += min(ratio, MAX_GAP_RATIO)
+                self.gap_count += 1
         self.previous = self.current
         self.current = agent
         self.last_s = now_s
         if agent in self.visits or len(self.visits) < MAX_TALLIES:
             self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
 
-    def silence_s(self, tables: ReachTables, current: int, now_s: float) -> float:
+    def standing(self, tables: ReachTables, now_s: float) -> tuple[NDArray[np.float32], float]:
+        """(values at its last request [n], factor of its silence since)."""
+        current = tables.index(self.current)
+        previous = tables.index(self.previous) if self.previous else tables.start
+        visits = self.visits.get(self.current, ANY_VISITS)
+        return tables.standing(previous, current, visits, self._silence_s(now_s))
+
+    def _silence_s(self, now_s: float) -> float:
         """Seconds of silence, on the scale of the table's gaps; none while a request waits or runs.
 
-        A session with gaps of its own is as silent after s seconds as an average one after s * g / (own
-        mean), g the table's mean gap.
+        A session that takes twice as long as usual for its gaps is as silent after two seconds as a usual
+        one after one.
         """
         if self.active > 0:
             return 0.0
-        silent_s = max(now_s - self.last_s, 0.0)
-        usual_s = float(tables.gap_s[current])
-        if 0.0 < usual_s < np.inf and self.gap_count:
-            own_s = (PRIOR_GAPS * usual_s + self.gap_sum_s) / (PRIOR_GAPS + self.gap_count)
-            silent_s *= usual_s / max(own_s, 1e-3)
-        return silent_s
+        return max(now_s - self.last_s, 0.0) / self.pace
 
 
 class WorkloadValues:
@@ -197,6 +215,8 @@ class WorkloadValues:
         self._touched: set[Session] = set()
         self._sum: NDArray[np.float64] | None = None
         self._anchor_worths: list[float] = []
+        self._others: dict[str, float] = {}
+        """Agents without a slot that live sessions have used: sum of log(1 - worth); as bounded as those."""
 
     def tally(self, agent: str) -> Tally:
         """The agent's tally; beyond the cap all further agents count as OTHER."""
@@ -243,8 +263,10 @@ class WorkloadValues:
         """Also starts the sum anew, so that rounding can't add up."""
         self._touched.update(self.sessions.values())
         self._sum = None
+        self._others = {}
         for session in self.sessions.values():
             session.term = None
+            session.others = ((), 0.0)
         self.is_stale = True
 
     def remove(self, session: Session) -> None:
@@ -253,42 +275,74 @@ class WorkloadValues:
         if session.term is not None and self._sum is not None:
             self._sum -= session.term
         session.term = None
+        self._forget_others(session)
         self.is_stale = True
 
-    def refresh(self, now_s: float, settings: ValueSettings) -> set[BlockOwner]:
+    def refresh(self, now_s: float, settings: ValueSettings) -> list[BlockOwner]:
         """Worths of the touched sessions' owners and of the anchors; the owners concerned."""
-        owners: set[BlockOwner] = set()
         self.is_stale = False
-        touched, self._touched = self._touched, set()
+        touched, self._touched = list(self._touched), set()
+        owners = [owner for session in touched for owner in session.owners.values()]
         tables = self.tables
         if tables is None or settings.policy != "reach":
-            for session in touched:
-                owners |= _cleared(session)
+            for owner in owners:
+                owner.worth = 0.0
             return owners
         if self._sum is None:
             self._sum = np.zeros(len(tables.agents))
-        for session in touched:
-            owners |= self._revalue(session, tables, now_s)
+        if touched:
+            self._revalue(touched, tables, now_s, settings.learn_reuse)
         idle_logs = np.minimum(self._sum + self._arrivals(settings), 0.0)
         self._anchor_worths = (-np.expm1(idle_logs)).tolist()
         return owners
 
-    def _revalue(self, session: Session, tables: ReachTables, now_s: float) -> set[BlockOwner]:
-        current = tables.index(session.current)
-        previous = tables.index(session.previous) if session.previous else tables.start
-        silent_s = session.silence_s(tables, current, now_s)
-        visits = session.visits.get(session.current, ANY_VISITS)
-        row = tables.values(previous, current, visits, silent_s)
-        values = np.minimum(row, CERTAIN).astype(np.float64)
+    def _revalue(
+        self, sessions: list[Session], tables: ReachTables, now_s: float, learn_reuse: bool
+    ) -> None:
         assert self._sum is not None
-        if session.term is not None:
-            self._sum -= session.term
-        session.term = np.log1p(-values)
-        self._sum += session.term
-        for agent, owner in session.owners.items():
-            worth = float(values[tables.index(agent)]) / self._crowd(agent)
-            owner.worth = worth * self.reuse(agent)
-        return set(session.owners.values())
+        rows, factors = [], []
+        for session in sessions:
+            row, factor = session.standing(tables, now_s)
+            rows.append(row)
+            factors.append(factor)
+            if session.term is not None:
+                self._sum -= session.term
+        values = np.minimum(np.array(rows) * np.array(factors)[:, None], CERTAIN)
+        terms = np.log1p(-values)
+        self._sum += terms.sum(axis=0)
+        for session, term, worths in zip(sessions, terms, values, strict=True):
+            session.term = term
+            values_of = self._by_agent(session, worths, tables)
+            for agent, owner in session.owners.items():
+                worth = values_of[agent]
+                owner.worth = worth * self.reuse(agent) if learn_reuse else worth
+
+    def _by_agent(
+        self, session: Session, worths: NDArray[np.float64], tables: ReachTables
+    ) -> dict[str, float]:
+        """Worth of each agent that the session has used; those without a slot share OTHER's evenly."""
+        positions = {agent: tables.index(agent) for agent in session.owners}
+        others = [agent for agent, i in positions.items() if tables.agents[i] != agent]
+        self._forget_others(session)
+        if others:
+            share = float(worths[-1]) / len(others)
+            session.others = (tuple(others), math.log1p(-share))
+            for agent in others:
+                self._others[agent] = self._others.get(agent, 0.0) + session.others[1]
+        return {
+            agent: float(worths[i]) if tables.agents[i] == agent else share
+            for agent, i in positions.items()
+        }
+
+    def _forget_others(self, session: Session) -> None:
+        agents, term = session.others
+        for agent in agents:
+            left = self._others.get(agent, 0.0) - term
+            if left < -1e-9:
+                self._others[agent] = left
+            else:
+                self._others.pop(agent, None)
+        session.others = ((), 0.0)
 
     def _crowd(self, agent: str) -> int:
         """How many agents share the slot of this one: 1 unless it has none of its own."""
@@ -315,10 +369,6 @@ class WorkloadValues:
     def anchor_worth(self, agent: str) -> float:
         if self.tables is None or not self._anchor_worths:
             return 0.0
-        return self._anchor_worths[self.tables.index(agent)] / self._crowd(agent)
-
-
-def _cleared(session: Session) -> set[BlockOwner]:
-    for owner in session.owners.values():
-        owner.worth = 0.0
-    return set(session.owners.values())
+        crowd = self._crowd(agent)
+        worth = self._anchor_worths[self.tables.index(agent)] / crowd
+        return worth if crowd == 1 else max(worth, -math.expm1(self._others.get(agent, 0.0)))

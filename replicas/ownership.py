@@ -34,9 +34,15 @@ one task have in common is no anchor once many sessions have been seen."""
 
 
 class Claim:
-    """Who gets the blocks that one request fills: runs of (end token, owner), then the session."""
+    """Who gets the blocks that one request fills: runs of (end token, owner), then the session.
 
-    __slots__ = ("agent", "moved", "request_id", "rest", "runs", "sequence", "session", "tag")
+    reads_rest: it begins with blocks of the session's own, or has computed some, so that those are needed
+    next while it waits; what a harness wrote anew leaves the old ones useless.
+    """
+
+    __slots__ = (
+        "agent", "moved", "reads_rest", "request_id", "rest", "runs", "sequence", "session", "tag",
+    )
 
     def __init__(self, request_id: str, tag: OwnerTag | None, rest: BlockOwner) -> None:
         self.request_id = request_id
@@ -47,6 +53,7 @@ class Claim:
         self.session: Session | None = None
         self.agent: AgentKey | None = None
         self.sequence = 0
+        self.reads_rest = True
 
     @property
     def is_warmup(self) -> bool:
@@ -54,22 +61,26 @@ class Claim:
 
     @property
     def owners(self) -> Iterator[BlockOwner]:
+        """Those whose blocks it needs."""
         yield from (owner for _, owner in self.runs)
-        yield self.rest
+        if self.reads_rest:
+            yield self.rest
 
     @property
     def anchor_tokens(self) -> int:
         return self.runs[-1][0] if self.runs else 0
 
-    def spans(self, start: int, stop: int, block_size: int) -> Iterator[tuple[int, int, BlockOwner]]:
+    def spans(self, start: int, stop: int, block_size: int) -> list[tuple[int, int, BlockOwner]]:
         """Owners of the blocks start..stop of `block_size` tokens, as (start, stop, owner)."""
+        spans = []
         for end_token, owner in self.runs:
             end = min(end_token // block_size, stop)
             if start < end:
-                yield start, end, owner
+                spans.append((start, end, owner))
                 start = end
         if start < stop:
-            yield start, stop, self.rest
+            spans.append((start, stop, self.rest))
+        return spans
 
 
 class OwnerDirectory:
@@ -125,6 +136,9 @@ class OwnerDirectory:
     def started(self, request_id: str) -> None:
         """The request runs; its blocks are in use and need no protection."""
         self._set_waiting(request_id, False)
+        claim = self._claims.get(request_id)
+        if claim is not None:
+            claim.reads_rest = True
 
     def waits(self, request_id: str) -> None:
         """The request waits, for the first time or preempted; warm-ups don't protect anything."""
@@ -135,8 +149,6 @@ class OwnerDirectory:
         claim = self._claims.pop(request_id, None)
         if claim is not None and claim.session is not None:
             claim.session.active -= 1
-            claim.session.workload.touch(claim.session)
-            self._quiet = False
 
     def _claim(self, request_id: str, tag: OwnerTag, block_hashes: Sequence[bytes]) -> Claim:
         session = self._session(tag)
@@ -156,6 +168,7 @@ class OwnerDirectory:
         claim.agent = agent
         claim.session = session
         claim.runs = self._runs(prefix)
+        claim.reads_rest = prefix.known_blocks > prefix.num_blocks
         claim.moved = prefix.moved
         return claim
 
@@ -312,7 +325,7 @@ class OwnerDirectory:
         for name, workload in self._workloads.items():
             if workload.is_stale:
                 stale.add(name)
-                owners |= workload.refresh(now, self.settings)
+                owners.update(workload.refresh(now, self.settings))
         for agents, owner in self._shared.items():
             if any(workload in stale for workload, _ in agents):
                 owner.worth = self._anchor_worth(agents)

@@ -5,6 +5,7 @@ Every response says that it is simulated: in `system_fingerprint`, and in its te
 
 from __future__ import annotations
 
+import abc
 import itertools
 import json
 import time
@@ -54,9 +55,6 @@ class SimulatedEngine:
 
     def routing_stats(self) -> dict[str, Any]:
         return {"simulated": True}
-
-    async def reset_prefix_cache(self) -> None:
-        raise NotImplementedError("the simulated engine keeps its prefix cache")
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Yields chunks as `data: ...` strings, or one response, or one ErrorResponse."""
@@ -155,7 +153,7 @@ class Usage:
         }
 
 
-class _Shape:
+class _Shape(abc.ABC):
     """One endpoint's JSON; `kind` and `prefix` are OpenAI's object name and id prefix."""
 
     kind = ""
@@ -176,11 +174,13 @@ class _Shape:
             for i in range(self.num_choices)
         ]
 
+    @abc.abstractmethod
     def chunks(self, token: int, max_tokens: int) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """The stream's chunks for one token, the first and the last with what goes around it."""
 
+    @abc.abstractmethod
     def response(self, usage: Usage) -> Any:
-        raise NotImplementedError
+        """The whole response."""
 
     def _chunk(self, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         return {**self.head, "object": self.kind, "choices": self._choices(content, finish_reason)}

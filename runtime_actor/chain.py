@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime_actor.counts import ANY_VISITS, Context, Stage, StepCounts
+from runtime_actor.counts import ANY_VISITS, MAX_VISITS, Context, Stage, StepCounts
 
 Array = NDArray[np.float64]
 
@@ -44,8 +44,10 @@ class Chain:
     counts: StepCounts
 
     @classmethod
-    def from_counts(cls, counts: StepCounts, slots: Sequence[int]) -> Chain:
-        stages = _kept_stages(counts, slots)
+    def from_counts(
+        cls, counts: StepCounts, slots: Sequence[int], max_stages: int = MAX_STAGES
+    ) -> Chain:
+        stages = _kept_stages(counts, slots, max_stages)
         place = {slot: i for i, slot in enumerate(slots)}
         agent_of = np.array([place[slot] for slot, _ in stages], dtype=np.int64)
         s, n = len(stages), len(slots)
@@ -58,10 +60,8 @@ class Chain:
                 raw[place[stage[0]]] += vector
                 if stage in stages and stage[1] != ANY_VISITS:
                     raw[stages[stage]] += vector
-        pooled = raw[:n].sum(axis=0)
-        pooled /= max(pooled.sum(), 1.0)
         rows = np.empty((s, s + 1))
-        rows[:n] = _leaning(raw[:n], pooled)
+        rows[:n] = _leaning(raw[:n], _pooled(raw[:n], agent_of))
         rows[n:] = _leaning(raw[n:s], rows[agent_of[n:]])
         return cls(
             tuple(slots),
@@ -101,12 +101,10 @@ class Chain:
         by more than 1e-4, `steps` times, or 1,024 times.
         """
         leaving = discount[self.agent_of, None] * self.step
-        member = self.membership()
-        elsewhere = 1.0 - member
-        at_once = leaving @ member
-        passage = np.zeros_like(at_once)
+        member = self.membership() > 0.0
+        passage = np.zeros(member.shape)
         for _ in range(MAX_STEPS if steps is None else min(steps, MAX_STEPS)):
-            following = at_once + leaving @ (elsewhere * passage)
+            following = leaving @ np.where(member, 1.0, passage)
             moved = float(np.abs(following - passage).max(initial=0.0))
             passage = following
             if moved < CLOSE:
@@ -134,17 +132,15 @@ def context_counts(counts: StepCounts, context: Context) -> Mapping[Stage, int]:
     if visits != ANY_VISITS:
         return counts.contexts.get(context, {})
     total: Counter[Stage] = Counter()
-    for seen in range(max_visits(counts, current) + 1):
-        total.update(counts.contexts.get((previous, current, seen), {}))
+    for seen in range(MAX_VISITS + 1):
+        row = counts.contexts.get((previous, current, seen))
+        if row:
+            total.update(row)
     return total
 
 
-def max_visits(counts: StepCounts, slot: int) -> int:
-    return max((visits for known, visits in counts.stages if known == slot), default=0)
-
-
-def _kept_stages(counts: StepCounts, slots: Sequence[int]) -> dict[Stage, int]:
-    """Each slot at any visit first, then the stages with most observations, up to MAX_STAGES in all."""
+def _kept_stages(counts: StepCounts, slots: Sequence[int], max_stages: int) -> dict[Stage, int]:
+    """Each slot at any visit first, then the stages with most observations, up to `max_stages` in all."""
     seen: Counter[Stage] = Counter()
     for stage, row in counts.stages.items():
         seen[stage] += sum(row.values())
@@ -156,7 +152,7 @@ def _kept_stages(counts: StepCounts, slots: Sequence[int]) -> dict[Stage, int]:
         if stage[0] in allowed and stage[1] != ANY_VISITS
     ]
     kept = [(slot, ANY_VISITS) for slot in slots]
-    kept += [stage for _, stage in sorted(told)[: max(MAX_STAGES - len(kept), 0)]]
+    kept += [stage for _, stage in sorted(told)[: max(max_stages - len(kept), 0)]]
     return {stage: i for i, stage in enumerate(kept)}
 
 
@@ -171,6 +167,23 @@ def _vector(row: Mapping[Stage, int], stages: Mapping[Stage, int], end: int) -> 
             if i is not None:
                 vector[i] += count
     return vector
+
+
+def _pooled(raw: Array, agent_of: NDArray[np.int64]) -> Array:
+    """What to expect after an agent of which nothing is known [n, s+1]: as often as any agent it comes
+    again, else the next stage is as over all changes of agent. Where none is known the session ends."""
+    n = len(raw)
+    same = np.pad(agent_of == np.arange(n)[:, None], ((0, 0), (0, 1)))
+    changes = np.where(same, 0.0, raw)
+    total = max(raw.sum(), 1.0)
+    others = np.where(same, 0.0, changes.sum(axis=0))
+    others /= np.maximum(others.sum(axis=1, keepdims=True), 1.0)
+    again = (raw.sum() - changes.sum()) / total
+    prior = others * (min(changes.sum(), total) / total)
+    prior[np.arange(n), np.arange(n)] += again
+    if raw.any():
+        prior[:, -1] += 1.0 - prior.sum(axis=1)
+    return prior
 
 
 def _leaning(counts: Array, parent: Array) -> Array:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime_actor.chain import Array, Chain, context_counts
-from runtime_actor.counts import ANY_VISITS, Context, gap_bin_centres_s
+from runtime_actor.chain import MAX_STAGES, Array, Chain
+from runtime_actor.counts import ANY_VISITS, gap_bin_centres_s
 from runtime_actor.tables import MAX_WIRE_BYTES, WAIT_POINTS, ReachTables, Waits, wire_bytes
 from runtime_actor.transitions import TransitionModel
 
@@ -24,12 +24,21 @@ DECLARED_BINS = 1
 """A session that ends in the shortest bin was declared over with its last request, not found silent."""
 
 
+ContextKey = tuple[int | None, int, int]
+"""(previous slot, current slot, visits); previous None: whatever came before."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReachSettings:
-    """gamma: discount of a mean gap, in (0, 1). horizon_steps: cut after so many steps; None: no cut."""
+    """gamma: discount of a mean gap, in (0, 1). horizon_steps: cut after so many steps; None: no cut.
 
-    gamma: float = 0.6
+    max_stages: stages told apart; 0: a request's number in its session plays no part. Contexts beyond
+    what fits `max_bytes` are left out, least observed first.
+    """
+
+    gamma: float = 0.7
     horizon_steps: int | None = None
+    max_stages: int = MAX_STAGES
     max_bytes: int = MAX_WIRE_BYTES
 
     def __post_init__(self) -> None:
@@ -44,7 +53,7 @@ def compute_tables(
 ) -> ReachTables:
     """Tables of `model` as it stands. Pure: equal counts give equal tables."""
     settings = settings or ReachSettings()
-    chain = model.chain()
+    chain = model.chain(settings.max_stages)
     n = chain.num_agents
     agents = tuple(model.name_of(slot) for slot in chain.slots)
     gaps = _Gaps(model, chain, settings.gamma)
@@ -52,15 +61,9 @@ def compute_tables(
     passage = chain.passage(gaps.discount, None if steps is None else steps - 1)
     arriving = chain.arriving(passage)
     contexts = _contexts_by_evidence(chain, _room(workload, agents, settings.max_bytes))
-    rows, ends = [], []
-    for previous, current, visits in contexts:
-        if previous is None:
-            at = chain.index(current, visits)
-            step, end = chain.step[at], float(chain.end[at])
-        else:
-            step, end = chain.step_from(previous, current, visits)
-        rows.append(gaps.discount[chain.agent_of[chain.index(current, ANY_VISITS)]] * (step @ arriving))
-        ends.append(end)
+    steps_from, ends = _steps_from(chain, contexts)
+    left = np.array([chain.index(current, ANY_VISITS) for _, current, _ in contexts], np.intp)
+    values = gaps.discount[left, None] * (steps_from @ arriving)
     first = np.vstack([gaps.discount[:, None] * (chain.step[:n] @ arriving), chain.start @ arriving])
     index = {slot: i for i, slot in enumerate(chain.slots)} | {model.start: n, None: n + 1}
     keys = [(index[previous], index[current], visits) for previous, current, visits in contexts]
@@ -69,8 +72,8 @@ def compute_tables(
         agents=agents,
         first=first.astype(np.float32).clip(0.0, 1.0),
         contexts=np.array(keys, np.int16).reshape(-1, 3),
-        context_values=np.array(rows, np.float32).reshape(-1, n).clip(0.0, 1.0),
-        context_ends=np.array(ends, np.float32).clip(0.0, 1.0),
+        context_values=values.astype(np.float32).clip(0.0, 1.0),
+        context_ends=ends.astype(np.float32).clip(0.0, 1.0),
         arrivals_per_request=_arrivals_per_request(model),
         gamma=settings.gamma,
         gap_s=gaps.mean_s,
@@ -79,13 +82,22 @@ def compute_tables(
     )
 
 
+def _steps_from(chain: Chain, contexts: list[ContextKey]) -> tuple[Array, Array]:
+    """P(next stage) [m, s] and P(end) [m] of each context."""
+    step = np.empty((len(contexts), len(chain.agent_of)))
+    end = np.empty(len(contexts))
+    for k, (previous, current, visits) in enumerate(contexts):
+        if previous is None:
+            at = chain.index(current, visits)
+            step[k], end[k] = chain.step[at], chain.end[at]
+        else:
+            step[k], end[k] = chain.step_from(previous, current, visits)
+    return step, end
+
+
 def _room(workload: str, agents: tuple[str, ...], max_bytes: int) -> int:
     empty = wire_bytes(workload, agents, 0)
     return max(0, (max_bytes - empty) // (wire_bytes(workload, agents, 1) - empty))
-
-
-ContextKey = tuple[int | None, int, int]
-"""As Context; previous None: whatever came before."""
 
 
 def _contexts_by_evidence(chain: Chain, room: int) -> list[ContextKey]:
@@ -109,11 +121,11 @@ def _contexts_by_evidence(chain: Chain, room: int) -> list[ContextKey]:
     for (previous, current), total in pairs.items():
         if total < agent_total[current] and (previous in places or previous == counts.start):
             told.append((-total, (previous, current, ANY_VISITS), (previous, current, ANY_VISITS)))
-    for context in counts.contexts:
+    for context, row in counts.contexts.items():
         previous, current, visits = context
         if current not in places or previous not in places or visits == ANY_VISITS:
             continue
-        total = sum(context_counts(counts, context).values())
+        total = sum(row.values())
         if total < seen[current, visits] and total < pairs[previous, current]:
             told.append((-total, context, context))
     return [key for _, _, key in sorted(told)[:room]]

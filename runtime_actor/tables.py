@@ -102,10 +102,17 @@ class ReachTables:
         declared with the last request, a session that isn't declared over goes on: above `row` already
         at no silence.
         """
+        row, factor = self.standing(previous, current, visits, silent_s)
+        return np.minimum(row * np.float32(factor), MAX_VALUE)
+
+    def standing(
+        self, previous: int, current: int, visits: int, silent_s: float
+    ) -> tuple[NDArray[np.float32], float]:
+        """The two factors of `values`, for callers that value many sessions at once."""
         place = self._place(previous, current, visits)
         row = self.first[current] if place is None else self.context_values[place]
         ends = self.end_probability[current] if place is None else self.context_ends[place]
-        return np.minimum(row * np.float32(self._waited(current, float(ends), silent_s)), MAX_VALUE)
+        return row, self._waited(current, float(ends), silent_s)
 
     def alive(self, current: int, silent_s: float) -> float:
         """Factor that `silent_s` of silence puts on `row` where only the current agent is known."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime_actor.chain import Chain
+from runtime_actor.chain import MAX_STAGES, Chain
 from runtime_actor.counts import (
     ANY_VISITS,
     MAX_GAP_MS,
@@ -214,9 +214,9 @@ class TransitionModel:
         given = sum(w / total * _entropy(row / w) for row, w in zip(rows, weights, strict=True))
         return float(min(max(1.0 - given / baseline, 0.0), 1.0))
 
-    def chain(self) -> Chain:
+    def chain(self, max_stages: int = MAX_STAGES) -> Chain:
         """The smoothed step probabilities of now, repeats included."""
-        return Chain.from_counts(self.steps, self.live_slots)
+        return Chain.from_counts(self.steps, self.live_slots, max_stages)
 
     def forecast(self, session: str, horizon: int) -> dict[str, float]:
         """Agent -> P(it fires within the session's next `horizon` requests), each in [0, 1].

@@ -1,13 +1,15 @@
 """The runtime's own policy, from the very code that an engine and the actor run.
 
 Transitions and tables as in the actor, owners and values as in an engine, and its free queue; in
-between only what vLLM's block pool does. Tables are new after each request.
+between only what vLLM's block pool does. Tables are new after every fourth request, about as often as
+the actor sends them to a busy engine.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from benchmarks.cache import Block, FreeQueue
 from benchmarks.trace_format import Request
@@ -16,15 +18,23 @@ from replicas.owner_values import BlockOwner, ValueSettings
 from replicas.ownership import Claim, OwnerDirectory
 from runtime_actor.messages import OwnerTag
 from runtime_actor.reach import ReachSettings, compute_tables
+from runtime_actor.tables import ReachTables
 from runtime_actor.transitions import TransitionModel
 
 WORKLOAD = "replay"
+TABLES_EVERY = 4
 
 
 class ReachPolicy:
+    """`trim` may take something out of the tables, to see what it is worth."""
+
     def __init__(
-        self, reach: ReachSettings | None = None, values: ValueSettings | None = None
+        self,
+        reach: ReachSettings | None = None,
+        values: ValueSettings | None = None,
+        trim: Callable[[ReachTables], ReachTables] | None = None,
     ) -> None:
+        self._trim = trim
         self._now_s = 0.0
         self._reach = reach or ReachSettings()
         self._model = TransitionModel()
@@ -45,7 +55,9 @@ class ReachPolicy:
     def arrive(self, request: Request, index: int, now_s: float) -> None:
         self._now_s = now_s
         self._model.observe(request.session, request.agent, now_s)
-        self._directory.set_tables(compute_tables(self._model, self._reach, WORKLOAD))
+        if index % TABLES_EVERY == 0:
+            tables = compute_tables(self._model, self._reach, WORKLOAD)
+            self._directory.set_tables(self._trim(tables) if self._trim else tables)
         digests = [_digest(content) for content in request.blocks]
         tag = OwnerTag(WORKLOAD, request.agent, request.session)
         self._claim = self._directory.arrive(str(index), tag, digests)
@@ -89,10 +101,25 @@ class ReachPolicy:
     def _set_owner(self, block: Block, position: int) -> bool:
         """Whether the block got another owner than it had."""
         assert self._claim is not None
-        _, _, owner = next(self._claim.spans(position, position + 1, 1))
+        _, _, owner = self._claim.spans(position, position + 1, 1)[0]
         former = self._owner_of[block.block_id]
         self._owner_of[block.block_id] = owner
         return former is not owner
+
+
+def without_contexts(tables: ReachTables) -> ReachTables:
+    """Order 1 alone."""
+    return replace(
+        tables,
+        contexts=tables.contexts[:0],
+        context_values=tables.context_values[:0],
+        context_ends=tables.context_ends[:0],
+    )
+
+
+def without_waits(tables: ReachTables) -> ReachTables:
+    """Silence says nothing."""
+    return replace(tables, waits=None)
 
 
 def _digest(content: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from cluster.errors import LaunchError
 from cluster.launch_config import check_port, load
@@ -36,6 +38,20 @@ def test_config_in_the_tree_loads() -> None:
     assert config.serve["http_options"]["port"] == 8123
     assert config.first_replicas == 2
     assert config.application == "agent-runtime"
+
+
+def test_launcher_has_a_key_of_its_own_where_keys_are_needed(tmp_path: Path) -> None:
+    content = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    assert load(ROOT / "serve_config.yaml").probe_key is None
+    keys = [{"tenant": "one", "sha256": "0" * 64}]
+    content["applications"][0]["args"]["gateway"]["api_keys"] = keys
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    config = load(path)
+    assert config.probe_key
+    _, own = config.serve["applications"][0]["args"]["gateway"]["api_keys"]
+    assert own == {"tenant": "launcher", "sha256": hashlib.sha256(config.probe_key.encode()).hexdigest()}
+    assert load(path).probe_key != config.probe_key
 
 
 @pytest.mark.parametrize(

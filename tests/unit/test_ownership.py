@@ -183,8 +183,10 @@ def test_silence_decays_a_session_by_its_own_pace(directory: OwnerDirectory, clo
 
 def test_a_waiting_requests_owners_are_worth_most_earliest_first(directory: OwnerDirectory) -> None:
     directory.set_tables(CYCLE)
-    early = directory.arrive("r1", tag("a", "s1"), [])
-    late = directory.arrive("r2", tag("a", "s2"), [])
+    for session in ("s1", "s2"):
+        one_request(directory, f"before {session}", "a", session, (session, 2))
+    early = directory.arrive("r1", tag("a", "s1"), hashes(("s1", 3)))
+    late = directory.arrive("r2", tag("a", "s2"), hashes(("s2", 3)))
     directory.changed()
     assert WAITING_VALUE > early.rest.value > late.rest.value > 1.0
     directory.started("r1")
@@ -193,6 +195,25 @@ def test_a_waiting_requests_owners_are_worth_most_earliest_first(directory: Owne
     directory.waits("r1")
     directory.changed()
     assert early.rest.value > late.rest.value
+
+
+def test_what_a_harness_rewrites_each_time_is_not_kept_for_it(directory: OwnerDirectory) -> None:
+    """Same agents, same turns; one session appends to its prompt, the other's is new each time."""
+    directory.set_tables(CYCLE)
+    for turn in range(1, 30):
+        agent = "ab"[turn % 2]
+        kept = one_request(directory, f"h{turn}", agent, "history", (f"h{agent}", turn + 1))
+    directory.end("w", "history")
+    assert kept.session is not None and kept.session.workload.reuse("a") > 0.9
+    for turn in range(1, 200):
+        agent = "ab"[turn % 2]
+        waiting = directory.arrive(f"f{turn}", tag(agent, "fresh"), hashes((f"f{turn}", 5)))
+        assert not waiting.reads_rest
+        directory.started(f"f{turn}")
+        directory.finished(f"f{turn}")
+    directory.changed()
+    assert waiting.session is not None and waiting.session.workload.reuse("a") < 0.2
+    assert max(owner.value for owner in waiting.session.owners.values()) < 0.2
 
 
 def test_without_tables_nothing_is_worth_anything(directory: OwnerDirectory) -> None:

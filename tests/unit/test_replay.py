@@ -1,4 +1,4 @@
-"""The replay: MIN against exhaustive search and every policy, LRU against vLLM's own queue, bad input."""
+"""The replay: MIN against exhaustive search and every policy, bad input."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cache import Block, FreeQueue, PrefixCache
 from benchmarks.optimum import optimal_hits
-from benchmarks.policies.base import PassivePolicy
 from benchmarks.policies.known import ONLINE
-from benchmarks.policies.lru import LruPolicy
 from benchmarks.replay import main, replay, smallest_cache
 from benchmarks.trace_format import Request, TraceError, read_trace
 
@@ -86,22 +83,6 @@ def test_a_cache_for_everything_misses_only_what_is_new(requests: list[Request])
     blocks = sum(len(r.blocks) for r in requests)
     rates = {policy: replay(requests, blocks, policy).hit_blocks for policy in (*ONLINE, "min")}
     assert len(set(rates.values())) == 1, rates
-
-
-@given(traces("xyz", 5, 40), st.integers(0, 8))
-@settings(max_examples=60, deadline=None)
-def test_lru_is_the_order_of_vllm(requests: list[Request], spare: int) -> None:
-    kv_cache_utils = pytest.importorskip("vllm.v1.core.kv_cache_utils")
-
-    class Stock(PassivePolicy):
-        def start(self, blocks: Sequence[Block]) -> FreeQueue:
-            return kv_cache_utils.FreeKVCacheBlockQueue(list(blocks))
-
-    capacity = smallest_cache(requests) + spare
-    ours, stock = PrefixCache(capacity, LruPolicy()), PrefixCache(capacity, Stock())
-    for index, one in enumerate(requests):
-        assert ours.play(one, index, 0.0) == stock.play(one, index, 0.0)
-        assert set(ours.resident()) == set(stock.resident())
 
 
 def test_reach_keeps_what_a_cycle_needs_next() -> None:
