@@ -86,9 +86,7 @@ def run(source: Path, grid: Grid) -> Iterator[Case]:
                         yield Case(name, variant, concurrency, caches, seed, blocks, rates)
 
 
-def _rates(
-    trace: Sequence[Request], caches: float, policies: Sequence[str]
-) -> tuple[int, dict[str, float]]:
+def _rates(trace: Sequence[Request], caches: float, policies: Sequence[str]) -> tuple[int, dict[str, float]]:
     """Without a gap to close the policies are run all the same: they must not fall below LRU."""
     mean_blocks = sum(len(request.blocks) for request in trace) / len(trace)
     blocks = max(round(caches * mean_blocks), smallest_cache(trace))

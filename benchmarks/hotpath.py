@@ -135,8 +135,11 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         if options.json:
             say(json.dumps({"mode": name, **result}))
         else:
-            say("{:18s} {block_us:6.2f} us a block, {ratio:5.2f} x stock, "
-                "{requests_us:6.1f} us a request apart".format(name, **result))
+            say(
+                "{:18s} {block_us:6.2f} us a block, {ratio:5.2f} x stock, {requests_us:6.1f} us a request apart".format(
+                    name, **result
+                )
+            )
 
 
 if __name__ == "__main__":

@@ -42,9 +42,7 @@ def replay(requests: Sequence[Request], blocks: int, policy: str) -> ReplayResul
         raise ValueError(f"unknown policy {policy!r}; known: {', '.join(NAMES)}")
     smallest = smallest_cache(requests)
     if blocks < smallest:
-        raise ValueError(
-            f"{blocks} blocks can't hold the longest request; the smallest possible cache is {smallest}"
-        )
+        raise ValueError(f"{blocks} blocks can't hold the longest request; the smallest possible cache is {smallest}")
     count_from = len(requests) // 10
     if policy == MIN:
         hits = optimal_hits(requests, blocks, count_from)

@@ -109,9 +109,7 @@ def _request(line: str, where: str) -> Request:
     )
 
 
-def _check_prefixes(
-    blocks: tuple[str, ...], parents: dict[str, tuple[str, int]], number: int, where: str
-) -> None:
+def _check_prefixes(blocks: tuple[str, ...], parents: dict[str, tuple[str, int]], number: int, where: str) -> None:
     """A block id names a whole prefix, so it must follow the same block wherever it stands."""
     before = ""
     seen = set()
@@ -122,7 +120,6 @@ def _check_prefixes(
         parent, first_line = parents.setdefault(block, (before, number))
         if parent != before:
             raise TraceError(
-                f"{where}, field blocks: {block!r} follows {before!r} here and {parent!r} in line "
-                f"{first_line}"
+                f"{where}, field blocks: {block!r} follows {before!r} here and {parent!r} in line {first_line}"
             )
         before = block

@@ -103,9 +103,7 @@ def _pause_s(step: Step, following: Step, rng: random.Random) -> float:
     return expected_s * rng.lognormvariate(0.0, 0.5)
 
 
-def _blocks(
-    session: str, at: int, step: Step, settings: TraceSettings
-) -> tuple[tuple[str, ...], int]:
+def _blocks(session: str, at: int, step: Step, settings: TraceSettings) -> tuple[tuple[str, ...], int]:
     """Block ids of a prompt and how many of them are its anchor; whole blocks only, at least one."""
     size = settings.block_tokens
     anchor_tokens, name = step.anchor_tokens, step.anchor

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,23 +15,16 @@ from runtime_actor.errors import ConfigurationError
 from serve_app.config import EMBEDDED, AppConfig
 from serve_app.config_file import IMPORT_PATH, check_file
 
-PROBE_TENANT = "launcher"
-
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """`serve` is what Ray Serve gets; the rest is read out of it. `app` is the first one of ours.
-
-    `probe_key` is the launcher's own API key for its readiness requests, where keys are configured: random,
-    of this start only, for a tenant of its own.
-    """
+    """`serve` is what Ray Serve gets; the rest is read out of it. `app` is the first one of ours."""
 
     serve: dict[str, Any]
     app: AppConfig
     application: str
     host: str
     port: int
-    probe_key: str | None
 
     @property
     def model_id(self) -> str:
@@ -80,17 +71,7 @@ def load(path: Path, port: int | None = None) -> LaunchConfig:
         application=str(ours.get("name", "default")),
         host=str(http["host"]),
         port=int(http.get("port", 8000)),
-        probe_key=_add_probe_key(ours["args"]),
     )
-
-
-def _add_probe_key(arguments: dict[str, Any]) -> str | None:
-    keys = (arguments.get("gateway") or {}).get("api_keys")
-    if not keys:
-        return None
-    key = secrets.token_urlsafe(32)
-    keys.append({"tenant": PROBE_TENANT, "sha256": hashlib.sha256(key.encode()).hexdigest()})
-    return key
 
 
 def check_port(host: str, port: int) -> None:

@@ -18,7 +18,7 @@ from cluster.embedded_model import ensure_embedded_model
 from cluster.errors import LaunchError
 from cluster.launch_config import LaunchConfig, check_port, load
 from cluster.local_ray import LocalRay
-from cluster.readiness import wait_for_answers
+from cluster.readiness import wait_until_ready
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "serve_config.yaml"
 START_TIMEOUT_S = 600.0
@@ -86,9 +86,9 @@ def _serve(cluster: LocalRay, config: LaunchConfig) -> None:
     cluster.deploy(config.serve)
     with _bar("serve: replicas and gateway") as update:
         cluster.wait_until_running(config.application, START_TIMEOUT_S, update)
-    with _bar("serve: first answers") as update:
+    with _bar("serve: replicas reporting") as update:
         replicas = config.first_replicas
-        wait_for_answers(config.url, config.model_id, replicas, ANSWER_TIMEOUT_S, update, api_key=config.probe_key)
+        wait_until_ready(config.url, replicas, ANSWER_TIMEOUT_S, update)
 
 
 def _ready_text(cluster: LocalRay, config: LaunchConfig, took_s: float) -> str:

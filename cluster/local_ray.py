@@ -29,7 +29,7 @@ ACTOR_STOP_TIMEOUT_S = 10.0
 STATUS_PERIOD_S = 0.5
 
 
-START_ATTEMPTS = 2
+START_ATTEMPTS = 3
 """A busy machine can miss the 30 s that Ray gives its own processes to come up."""
 
 _INIT_OPTIONS: dict[str, Any] = {

@@ -32,9 +32,7 @@ class Anchor:
 
 def anchor_from(found: FoundAnchor) -> Anchor:
     """An anchor as an engine found it."""
-    return Anchor(
-        found.workload, found.agent, found.digest, found.token_ids, found.cache_salt, found.lora_name
-    )
+    return Anchor(found.workload, found.agent, found.digest, found.token_ids, found.cache_salt, found.lora_name)
 
 
 def decode_token_ids(token_ids: bytes) -> list[int]:

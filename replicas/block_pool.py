@@ -127,9 +127,7 @@ class AgentBlockPool(BlockPool):
         except Exception:
             self._fail("tagging")
 
-    def cache_partial_block(
-        self, request: Request, block: KVCacheBlock, *args: Any, **kwargs: Any
-    ) -> Any:
+    def cache_partial_block(self, request: Request, block: KVCacheBlock, *args: Any, **kwargs: Any) -> Any:
         key = super().cache_partial_block(request, block, *args, **kwargs)
         if key is not None and not self.failed:
             try:
@@ -186,9 +184,7 @@ class AgentBlockPool(BlockPool):
                     owner.tally.blocks += 1
                     owner_of[block_id] = owner
 
-    def claim_moved(
-        self, claim: Claim, hashes: Iterable[tuple[int, bytes]], group: int, block_size: int
-    ) -> None:
+    def claim_moved(self, claim: Claim, hashes: Iterable[tuple[int, bytes]], group: int, block_size: int) -> None:
         """Blocks just found to be shared go to the shared owner, in the queue too, at their own age.
 
         hashes: (block index, block hash) of blocks that may be resident in this KV group.

@@ -138,9 +138,7 @@ class CacheKeeper:
         for group, block_tokens in enumerate(self._shape.group_block_tokens):
             if block_tokens != size:
                 continue
-            self.pool.claim_moved(
-                claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size
-            )
+            self.pool.claim_moved(claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size)
 
     @_guarded
     def started(

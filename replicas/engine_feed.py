@@ -107,6 +107,10 @@ class EngineFeed:
             # Handed down again it would be refused again.
             self.refused_calls += 1
             logger.warning("The engine refused what was handed down: %s", error)
+        except Exception:
+            self.busy_calls += 1
+            self._restore(down)
+            logger.exception("The call to the engine failed")
         else:
             self._accept(state, down)
         finally:

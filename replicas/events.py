@@ -39,7 +39,7 @@ class EventBuffer:
 
     def take(self, max_events: int) -> list[Message]:
         """Remove and return the oldest events."""
-        taken = []
+        taken: list[Message] = []
         while self._events and len(taken) < max_events:
             event, size = self._events.popleft()
             self._bytes -= size

@@ -75,9 +75,7 @@ class _Counts:
 
 def _can_join(params: SamplingParams) -> bool:
     return (
-        params.output_kind == RequestOutputKind.FINAL_ONLY
-        and (params.n or 1) == 1
-        and params.prompt_logprobs is None
+        params.output_kind == RequestOutputKind.FINAL_ONLY and (params.n or 1) == 1 and params.prompt_logprobs is None
     )
 
 

@@ -118,9 +118,7 @@ class BlockOwner(Owner):
 
     __slots__ = ("agents", "kind", "span", "tally", "waiting", "worth")
 
-    def __init__(
-        self, tally: Tally, kind: int, listed: bool = True, agents: tuple[AgentKey, ...] = ()
-    ) -> None:
+    def __init__(self, tally: Tally, kind: int, listed: bool = True, agents: tuple[AgentKey, ...] = ()) -> None:
         super().__init__(listed=listed)
         self.tally = tally
         self.kind = kind
@@ -149,8 +147,18 @@ class Session:
     """Where one session stands. `active` requests of it are waiting or running."""
 
     __slots__ = (
-        "active", "current", "gap_count", "gap_ratio_sum", "id", "last_s", "others", "owners", "previous",
-        "term", "visits", "workload",
+        "active",
+        "current",
+        "gap_count",
+        "gap_ratio_sum",
+        "id",
+        "last_s",
+        "others",
+        "owners",
+        "previous",
+        "term",
+        "visits",
+        "workload",
     )
 
     def __init__(self, workload: WorkloadValues, session_id: str) -> None:
@@ -307,9 +315,7 @@ class WorkloadValues:
         self._anchor_worths = (-np.expm1(idle_logs)).tolist()
         return owners
 
-    def _revalue(
-        self, sessions: list[Session], tables: ReachTables, now_s: float, learn_reuse: bool
-    ) -> None:
+    def _revalue(self, sessions: list[Session], tables: ReachTables, now_s: float, learn_reuse: bool) -> None:
         assert self._sum is not None
         rows, factors = [], []
         for session in sessions:
@@ -328,9 +334,7 @@ class WorkloadValues:
                 worth = values_of[agent]
                 owner.worth = worth * self.reuse(agent) if learn_reuse else worth
 
-    def _by_agent(
-        self, session: Session, worths: NDArray[np.float64], tables: ReachTables
-    ) -> dict[str, float]:
+    def _by_agent(self, session: Session, worths: NDArray[np.float64], tables: ReachTables) -> dict[str, float]:
         """Worth of each agent that the session has used; those without a slot share OTHER's evenly."""
         positions = {agent: tables.index(agent) for agent in session.owners}
         others = [agent for agent, i in positions.items() if tables.agents[i] != agent]
@@ -340,10 +344,7 @@ class WorkloadValues:
             session.others = (tuple(others), math.log1p(-share))
             for agent in others:
                 self._others[agent] = self._others.get(agent, 0.0) + session.others[1]
-        return {
-            agent: float(worths[i]) if tables.agents[i] == agent else share
-            for agent, i in positions.items()
-        }
+        return {agent: float(worths[i]) if tables.agents[i] == agent else share for agent, i in positions.items()}
 
     def _forget_others(self, session: Session) -> None:
         agents, term = session.others

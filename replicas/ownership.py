@@ -41,7 +41,15 @@ class Claim:
     """
 
     __slots__ = (
-        "agent", "moved", "reads_rest", "request_id", "rest", "runs", "sequence", "session", "tag",
+        "agent",
+        "moved",
+        "reads_rest",
+        "request_id",
+        "rest",
+        "runs",
+        "sequence",
+        "session",
+        "tag",
     )
 
     def __init__(self, request_id: str, tag: OwnerTag | None, rest: BlockOwner) -> None:

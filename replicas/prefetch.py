@@ -239,9 +239,7 @@ class PrefetchBook:
 
     def _same_anchor(self, new: Job) -> bool:
         return any(
-            job is not new
-            and job.action.digest == new.action.digest
-            and job.action.workload == new.action.workload
+            job is not new and job.action.digest == new.action.digest and job.action.workload == new.action.workload
             for job in self._jobs.values()
         )
 

@@ -153,9 +153,7 @@ class PrefetchRunner:
 
     async def _run_slice(self, job: Job, anchor: Anchor, token_ids: list[int]) -> bool:
         """False if demand ended the slice."""
-        self._slice = asyncio.get_running_loop().create_task(
-            self._port.warm(anchor, token_ids, job.action)
-        )
+        self._slice = asyncio.get_running_loop().create_task(self._port.warm(anchor, token_ids, job.action))
         try:
             # Not awaited itself: a cancelled slice must not look like a cancelled runner.
             await asyncio.wait({self._slice})

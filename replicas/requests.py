@@ -73,9 +73,7 @@ class RequestLedger:
         return len(self._in_flight)
 
     def begin(self, request: Any) -> RequestRecord:
-        record = RequestRecord(
-            number=next(self._numbers), tag=owner_of(request), started_s=self._clock.monotonic_s()
-        )
+        record = RequestRecord(number=next(self._numbers), tag=owner_of(request), started_s=self._clock.monotonic_s())
         self._in_flight.add(record.number)
         self._on_begin(record)
         return record
@@ -90,9 +88,7 @@ class RequestLedger:
             record.accepted.set()
             self._on_accepted(record)
 
-    def tokens_seen(
-        self, record: RequestRecord, *, new_tokens: int, finish_reason: str | None
-    ) -> None:
+    def tokens_seen(self, record: RequestRecord, *, new_tokens: int, finish_reason: str | None) -> None:
         self.last_output_s = self._clock.monotonic_s()
         record.completion_tokens += new_tokens
         if finish_reason is not None:

@@ -15,6 +15,7 @@ import ray
 from ray import serve
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
+from ray.serve.llm.openai_api_models import CompletionRequest
 
 from replicas.engine_port import EnginePort
 from replicas.exchange import ReplicaName
@@ -57,16 +58,27 @@ class AgentLLMServer(LLMServer):
     async def start(self) -> None:
         """Start the engine, then what runs beside it."""
         await super().start()
+        await self._answer_once()
         restore_tokenization(self.engine)
         name = ReplicaName(
             replica=serve.get_replica_context().replica_id.unique_id,
             node=ray.get_runtime_context().get_node_id(),
         )
         client = RuntimeClient(dict(self._runtime), self._config_version)
-        self._sidecar = Sidecar(
-            name=name, port_of=self._port, call=client.exchange, settings=self._settings
-        )
+        self._sidecar = Sidecar(name=name, port_of=self._port, call=client.exchange, settings=self._settings)
         self._sidecar.start()
+
+    async def _answer_once(self) -> None:
+        """One token, nobody's: a replica that Serve calls healthy has answered a request.
+
+        Raises:
+            RuntimeError: the engine refused it.
+        """
+        request = CompletionRequest(model=self._llm_config.model_id, prompt=[1], max_tokens=1)
+        async for item in self.engine.completions(request, None):
+            refused = getattr(item, "error", None)
+            if refused is not None:
+                raise RuntimeError(f"the engine refused its first request: {refused.message}")
 
     def _port(self, ledger: RequestLedger) -> EnginePort:
         return VllmPort(
@@ -76,14 +88,10 @@ class AgentLLMServer(LLMServer):
             timeout_s=self._settings.exchange.engine_timeout_s,
         )
 
-    async def chat(
-        self, request: Any, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         return self._beside.respond(request, partial(super().chat, request, raw_request_info))
 
-    async def completions(
-        self, request: Any, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         return self._beside.respond(request, partial(super().completions, request, raw_request_info))
 
     async def record_routing_stats(self) -> dict[str, Any]:

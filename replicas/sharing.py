@@ -69,9 +69,7 @@ class SharedPrefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def see(
-        self, hashes: Sequence[bytes], agent: AgentKey, session: str, least_sessions: int = 2
-    ) -> SharedPrefix:
+    def see(self, hashes: Sequence[bytes], agent: AgentKey, session: str, least_sessions: int = 2) -> SharedPrefix:
         """Note a prompt; its shared part is the leading run seen from at least `least_sessions`.
 
         Sessions are told apart exactly up to two and by a 64-bit sketch beyond, which counts low.

@@ -52,17 +52,11 @@ class Sidecar:
         self._event_numbers = itertools.count()
         self.stats = ReplicaStats()
         self._publish = publish or MetricsPublisher(name.replica).publish
-        self.events = EventBuffer(
-            max_events=settings.exchange.buffer_events, max_bytes=settings.exchange.buffer_bytes
-        )
-        self.anchors = AnchorStore(
-            cap_bytes=settings.anchors.cap_bytes, max_anchors=settings.anchors.max_anchors
-        )
+        self.events = EventBuffer(max_events=settings.exchange.buffer_events, max_bytes=settings.exchange.buffer_bytes)
+        self.anchors = AnchorStore(cap_bytes=settings.anchors.cap_bytes, max_anchors=settings.anchors.max_anchors)
         self.ledger = self._make_ledger()
         self.port = port_of(self.ledger)
-        self.feed = EngineFeed(
-            self.port, self._clock, on_state=lambda state: self.prefetch.engine_answered(state)
-        )
+        self.feed = EngineFeed(self.port, self._clock, on_state=lambda state: self.prefetch.engine_answered(state))
         self.prefetch = self._make_prefetch(settings)
         self.exchange = self._make_exchange(call, settings)
         self.watchdog = self._make_watchdog(exit_process, settings)
@@ -103,9 +97,7 @@ class Sidecar:
             settings=settings.exchange,
         )
 
-    def _make_watchdog(
-        self, exit_process: Callable[[str], None], settings: ReplicaSettings
-    ) -> EngineWatchdog:
+    def _make_watchdog(self, exit_process: Callable[[str], None], settings: ReplicaSettings) -> EngineWatchdog:
         return EngineWatchdog(
             check_alive=self.port.check_alive,
             busy=lambda: self.ledger.num_in_flight > 0,

@@ -100,9 +100,7 @@ class SimulatedCache:
             )
         return claim, hashes
 
-    def allocate(
-        self, claim: Claim, hashes: list[bytes], prompt_tokens: int, total_tokens: int
-    ) -> Allocation | None:
+    def allocate(self, claim: Claim, hashes: list[bytes], prompt_tokens: int, total_tokens: int) -> Allocation | None:
         """Blocks for `total_tokens`, cached ones first; None if too few are free.
 
         At least the prompt's last token is always computed, so its block never counts as cached.

@@ -60,9 +60,7 @@ class SimulatedCore:
     def __init__(self, cost: CostModel, values: ValueSettings | None = None) -> None:
         self.cost = cost
         self.values = values or ValueSettings()
-        self.cache = SimulatedCache(
-            num_blocks=cost.num_blocks, block_size=cost.block_size, values=self.values
-        )
+        self.cache = SimulatedCache(num_blocks=cost.num_blocks, block_size=cost.block_size, values=self.values)
         self.running = 0
         self.is_dead = False
         self._thawed = asyncio.Event()
@@ -127,9 +125,7 @@ class SimulatedCore:
             while True:
                 allocation = None
                 if self._waiters[0] is waiter and self.running < self.cost.max_num_seqs:
-                    allocation = self.cache.allocate(
-                        claim, hashes, prompt_tokens, prompt_tokens + request.max_tokens
-                    )
+                    allocation = self.cache.allocate(claim, hashes, prompt_tokens, prompt_tokens + request.max_tokens)
                 if allocation is not None:
                     self.running += 1
                     return allocation
@@ -175,5 +171,3 @@ class SimulatedCore:
     def _wake_next(self) -> None:
         if self._waiters:
             self._waiters[0].admitted.set()
-
-

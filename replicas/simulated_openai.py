@@ -5,6 +5,7 @@ Every response says that it is simulated: in `system_fingerprint`, and in its te
 
 from __future__ import annotations
 
+import abc
 import itertools
 import json
 import time
@@ -55,9 +56,6 @@ class SimulatedEngine:
     def routing_stats(self) -> dict[str, Any]:
         return {"simulated": True}
 
-    async def reset_prefix_cache(self) -> None:
-        raise NotImplementedError("the simulated engine keeps its prefix cache")
-
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Yields chunks as `data: ...` strings, or one response, or one ErrorResponse."""
         # Not as an attribute: the older of the two names warns when it is read.
@@ -107,9 +105,7 @@ class SimulatedEngine:
             yield _event(shape.usage_chunk(usage))
         yield "data: [DONE]\n\n"
 
-    def _sequence(
-        self, request: Any, ids: tuple[int, ...], max_tokens: int, usage: Usage
-    ) -> SimulatedRequest:
+    def _sequence(self, request: Any, ids: tuple[int, ...], max_tokens: int, usage: Usage) -> SimulatedRequest:
         record = CURRENT_REQUEST.get()
 
         def on_prefill(cached_tokens: int) -> None:
@@ -155,7 +151,7 @@ class Usage:
         }
 
 
-class _Shape:
+class _Shape(abc.ABC):
     """One endpoint's JSON; `kind` and `prefix` are OpenAI's object name and id prefix."""
 
     kind = ""
@@ -172,15 +168,16 @@ class _Shape:
 
     def _choices(self, content: dict[str, Any], finish_reason: str | None) -> list[dict[str, Any]]:
         return [
-            {"index": i, "finish_reason": finish_reason, "logprobs": None, **content}
-            for i in range(self.num_choices)
+            {"index": i, "finish_reason": finish_reason, "logprobs": None, **content} for i in range(self.num_choices)
         ]
 
+    @abc.abstractmethod
     def chunks(self, token: int, max_tokens: int) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """The stream's chunks for one token, the first and the last with what goes around it."""
 
+    @abc.abstractmethod
     def response(self, usage: Usage) -> Any:
-        raise NotImplementedError
+        """The whole response."""
 
     def _chunk(self, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         return {**self.head, "object": self.kind, "choices": self._choices(content, finish_reason)}
@@ -220,8 +217,7 @@ def tokens_of(text: str) -> tuple[int, ...]:
     """Four bytes a token, so that equal prefixes of texts are equal prefixes of tokens."""
     data = text.encode()
     return tuple(
-        int.from_bytes(data[i : i + _BYTES_A_TOKEN], "little") & 0x7FFFFFFF
-        for i in range(0, len(data), _BYTES_A_TOKEN)
+        int.from_bytes(data[i : i + _BYTES_A_TOKEN], "little") & 0x7FFFFFFF for i in range(0, len(data), _BYTES_A_TOKEN)
     )
 
 
@@ -246,6 +242,4 @@ def _event(chunk: dict[str, Any]) -> str:
 
 
 def _refusal(message: str) -> ErrorResponse:
-    return ErrorResponse(
-        error={"message": message, "type": "invalid_request_error", "code": 400, "param": None}
-    )
+    return ErrorResponse(error={"message": message, "type": "invalid_request_error", "code": 400, "param": None})

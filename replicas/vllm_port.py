@@ -102,9 +102,9 @@ class VllmPort:
         if task is not None and task.cancelling():
             # vLLM answers a cancelled request with an error instead of passing the cancellation on.
             raise asyncio.CancelledError
-        error = getattr(answer, "error", None)
-        if answer is None or error is not None:
-            raise WarmupFailed(error.message if error is not None else "no answer")
+        refused = getattr(answer, "error", None)
+        if answer is None or refused is not None:
+            raise WarmupFailed("no answer" if refused is None else refused.message)
         return _computed_tokens(answer.usage)
 
 

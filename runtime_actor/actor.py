@@ -229,5 +229,7 @@ def get_or_create(settings: dict[str, Any], config_version: int) -> ray.actor.Ac
         max_task_retries=0,
         num_cpus=0,
         resources=resources,
+        # A replica's placement group would else be asked for the head node's resource, which it hasn't.
+        scheduling_strategy="DEFAULT",
         max_concurrency=1000,
     ).remote(settings, config_version)

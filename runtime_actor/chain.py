@@ -44,9 +44,7 @@ class Chain:
     counts: StepCounts
 
     @classmethod
-    def from_counts(
-        cls, counts: StepCounts, slots: Sequence[int], max_stages: int = MAX_STAGES
-    ) -> Chain:
+    def from_counts(cls, counts: StepCounts, slots: Sequence[int], max_stages: int = MAX_STAGES) -> Chain:
         stages = _kept_stages(counts, slots, max_stages)
         place = {slot: i for i, slot in enumerate(slots)}
         agent_of = np.array([place[slot] for slot, _ in stages], dtype=np.int64)
@@ -146,11 +144,7 @@ def _kept_stages(counts: StepCounts, slots: Sequence[int], max_stages: int) -> d
         seen[stage] += sum(row.values())
         seen.update(row)
     allowed = set(slots)
-    told = [
-        (-count, stage)
-        for stage, count in seen.items()
-        if stage[0] in allowed and stage[1] != ANY_VISITS
-    ]
+    told = [(-count, stage) for stage, count in seen.items() if stage[0] in allowed and stage[1] != ANY_VISITS]
     kept = [(slot, ANY_VISITS) for slot in slots]
     kept += [stage for _, stage in sorted(told)[: max(max_stages - len(kept), 0)]]
     return {stage: i for i, stage in enumerate(kept)}

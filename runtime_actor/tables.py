@@ -93,9 +93,7 @@ class ReachTables:
         place = self._place(previous, current, visits)
         return self.first[current] if place is None else self.context_values[place]
 
-    def values(
-        self, previous: int, current: int, visits: int, silent_s: float
-    ) -> NDArray[np.float32]:
+    def values(self, previous: int, current: int, visits: int, silent_s: float) -> NDArray[np.float32]:
         """`row` of a session that has been silent for `silent_s` since that request, within [0, 1].
 
         Silence brings the next request nearer, until it says that the session is over. Where ends are
@@ -105,9 +103,7 @@ class ReachTables:
         row, factor = self.standing(previous, current, visits, silent_s)
         return np.minimum(row * np.float32(factor), MAX_VALUE)
 
-    def standing(
-        self, previous: int, current: int, visits: int, silent_s: float
-    ) -> tuple[NDArray[np.float32], float]:
+    def standing(self, previous: int, current: int, visits: int, silent_s: float) -> tuple[NDArray[np.float32], float]:
         """The two factors of `values`, for callers that value many sessions at once."""
         place = self._place(previous, current, visits)
         row = self.first[current] if place is None else self.context_values[place]
@@ -224,9 +220,7 @@ class _Reader:
         values = self._shares("<f2", (m, n), "context_values")
         if self._at != len(self._wire):
             raise MessageError(f"reach tables: {len(self._wire) - self._at} bytes too many")
-        return ReachTables(
-            workload, agents, first, contexts, values, arrivals, gap_s, end, context_ends, gamma, waits
-        )
+        return ReachTables(workload, agents, first, contexts, values, arrivals, gap_s, end, context_ends, gamma, waits)
 
     def _shares(self, dtype: str, shape: tuple[int, ...], name: str) -> NDArray[np.float32]:
         values = self._array(dtype, shape, name)

@@ -179,9 +179,7 @@ class TransitionModel:
     def counts(self) -> dict[tuple[str, str], int]:
         """(from, to) -> count in the window, START and END included, repeats left out."""
         pairs = zip(*np.nonzero(self.steps.first), strict=True)
-        return {
-            (self.name_of(i), self.name_of(j)): int(self.steps.first[i, j]) for i, j in pairs if i != j
-        }
+        return {(self.name_of(i), self.name_of(j)): int(self.steps.first[i, j]) for i, j in pairs if i != j}
 
     def repeats(self) -> dict[str, int]:
         """Agent -> how often it followed itself inside a session."""
@@ -279,8 +277,7 @@ class TransitionModel:
             "names": list(self._names[:-1]),
             "free_slots": list(self._free_slots),
             "entries": [
-                [e.before, e.source, e.target, e.gap_ms, e.source_visits, e.target_visits]
-                for e in self._window.entries
+                [e.before, e.source, e.target, e.gap_ms, e.source_visits, e.target_visits] for e in self._window.entries
             ],
             "sessions": [
                 [s, p.previous, p.current, p.t_s, p.requests, [[k, v] for k, v in p.visits.items()]]
@@ -289,9 +286,7 @@ class TransitionModel:
         }
 
     @classmethod
-    def restore(
-        cls, state: Any, window: int | None = None, max_sessions: int | None = None
-    ) -> TransitionModel:
+    def restore(cls, state: Any, window: int | None = None, max_sessions: int | None = None) -> TransitionModel:
         """Rebuild a model, cut to a smaller `window` or `max_sessions` where one is given.
 
         Raises:
@@ -329,9 +324,7 @@ class TransitionModel:
             )
         self.check_invariants()
 
-    def _checked_entry(
-        self, before: Any, source: Any, target: Any, gap_ms: Any, seen: Any, visits: Any
-    ) -> WindowEntry:
+    def _checked_entry(self, before: Any, source: Any, target: Any, gap_ms: Any, seen: Any, visits: Any) -> WindowEntry:
         agents_or_start = range(self.start + 1)
         targets = (*range(self.max_agents), self.end_state)
         if before not in agents_or_start or source not in agents_or_start or target not in targets:
@@ -349,8 +342,7 @@ class TransitionModel:
             uses.update((entry.before, entry.source, entry.target))
         free = self._free_slots
         slots_ok = all(
-            (slot in free) == (uses[slot] == 0) and self._uses[slot] == uses[slot]
-            for slot in range(self.other)
+            (slot in free) == (uses[slot] == 0) and self._uses[slot] == uses[slot] for slot in range(self.other)
         )
         positions = all(
             0 <= p.current <= self.other

@@ -5,6 +5,7 @@ hands over whatever it has, so the raw dict is taken and checked in any case.
 """
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ ENDPOINTS = {
     "runtime_policy": lambda app: app.post("/runtime/policy"),
     "runtime_page": lambda app: app.get("/runtime/"),
     "healthz": lambda app: app.get("/healthz"),
+    "readyz": lambda app: app.get("/readyz"),
 }
 
 
@@ -87,20 +89,31 @@ def _server_arguments(config: AppConfig, runtime: dict[str, Any], version: int) 
 def _llm_config(config: AppConfig, model: str, usable_tokens: int) -> LLMConfig:
     deployment = config.deployment
     on_gpu = deployment.num_gpus_per_replica > 0 and config.engine == "vllm"
-    placement: dict[str, Any] = {"CPU": deployment.num_cpus_per_replica}
-    if deployment.num_gpus_per_replica > 0:
-        placement["GPU"] = deployment.num_gpus_per_replica
     return LLMConfig(
         model_loading_config={"model_id": config.model.id, "model_source": model},
         engine_kwargs=_engine_arguments(config, usable_tokens),
         deployment_config=_deployment_options(config),
         accelerator_type=deployment.accelerator_type if on_gpu else None,
         accelerator_config=None if on_gpu else {"kind": "cpu"},
-        placement_group_config={"bundles": [placement]},
+        placement_group_config={"bundles": _bundles(config, on_gpu)},
         server_cls=SIMULATED_CLASS if config.engine == "simulated" else SERVER_CLASS,
         experimental_configs={"stream_batching_interval_ms": 0},
         runtime_env={"env_vars": dict(deployment.env_vars)} if deployment.env_vars else None,
     )
+
+
+def _bundles(config: AppConfig, on_gpu: bool) -> list[dict[str, float]]:
+    """One bundle a GPU, as vLLM's executor wants them; the first one holds the replica's CPUs as well."""
+    deployment = config.deployment
+    first: dict[str, float] = {"CPU": deployment.num_cpus_per_replica}
+    gpus = deployment.num_gpus_per_replica
+    if gpus <= 0:
+        return [first]
+    first["GPU"] = min(gpus, 1.0)
+    if deployment.accelerator_type and not on_gpu:
+        # Ray adds this for real engines; a simulated one is placed where the real one would be.
+        first[f"accelerator_type:{deployment.accelerator_type}"] = 0.001
+    return [first, *({"GPU": 1.0} for _ in range(math.ceil(gpus) - 1))]
 
 
 def _engine_arguments(config: AppConfig, usable_tokens: int) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from replicas.engine_messages import EngineSettings
 from replicas.settings import ReplicaSettings
+from replicas.simulated_engine import CostModel
 from runtime_actor.errors import ConfigurationError
-from runtime_actor.settings import RuntimeSettings
+from runtime_actor.settings import RuntimeSettings, from_dict
 from serve_app.config_errors import explain
 from serve_app.engine_arguments import check_engine_kwargs
 
@@ -168,6 +169,7 @@ def load(args: Any) -> AppConfig:
     check_engine_kwargs(config.engine_kwargs)
     _check_runtime(config)
     _check_capacity(config)
+    _check_gpus(config)
     return config
 
 
@@ -175,12 +177,27 @@ def _check_runtime(config: AppConfig) -> None:
     try:
         config.runtime_settings()
         ReplicaSettings.from_dict(config.replica)
+        from_dict(CostModel, config.simulated, "simulated")
     except ConfigurationError as error:
         raise ConfigurationError(re.sub(r"^runtime\.policies", "policies", str(error))) from None
     try:
         EngineSettings.from_config(config.engine_policy())
     except ConfigurationError as error:
         raise ConfigurationError(f"policies: {error}") from None
+
+
+def _check_gpus(config: AppConfig) -> None:
+    gpus = config.deployment.num_gpus_per_replica
+    if gpus > 1 and gpus != int(gpus):
+        raise ConfigurationError(
+            f"deployment.num_gpus_per_replica: {gpus:g} is not allowed; allowed: at most 1, or a whole number"
+        )
+    sizes = [int(config.engine_kwargs.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline")]
+    if config.engine == "vllm" and gpus > 0 and sizes[0] * sizes[1] != max(1, int(gpus)):
+        raise ConfigurationError(
+            f"deployment.num_gpus_per_replica: {gpus:g} is not allowed with tensor_parallel_size {sizes[0]} and "
+            f"pipeline_parallel_size {sizes[1]}; allowed: {sizes[0] * sizes[1]}"
+        )
 
 
 def _check_capacity(config: AppConfig) -> None:

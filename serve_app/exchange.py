@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from runtime_actor.errors import MessageError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, Message
 from runtime_actor.tables import ReachTables
-from serve_app.events import EventBuffer
+from serve_app.events import MAX_EVENTS, EventBuffer
 from serve_app.routing_state import RoutingState
 
 logger = logging.getLogger("ray.serve")
@@ -58,7 +58,9 @@ class GatewayExchange:
 
     async def flush(self) -> None:
         """Deliver what is buffered now, so that a caller sees its own requests. Raises RuntimeUnavailable."""
-        while len(self.buffer):
+        for _ in range(MAX_EVENTS // BATCH_EVENTS + 1):
+            if not len(self.buffer):
+                return
             await self._step()
 
     async def _run(self) -> None:

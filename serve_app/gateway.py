@@ -27,7 +27,7 @@ from serve_app.engine_api import (
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
-from serve_app.errors import ApiError, bad_request, model_not_found
+from serve_app.errors import ApiError, bad_request, model_not_found, unavailable
 from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission, Slot
 from serve_app.generation import ContextLimits, Exchange
@@ -115,6 +115,17 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
 
     async def healthz(self) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def readyz(self) -> Response:
+        """How many replicas report to the runtime now; each has answered a request of its own before it does.
+
+        Raises ApiError 503 while there is none.
+        """
+        self._exchange.start()
+        replicas = self._routing.num_replicas
+        if replicas == 0:
+            raise unavailable("No replica is ready yet.")
+        return JSONResponse({"status": "ready", "replicas": replicas})
 
     # --- a generation ----------------------------------------------------------------------------------
 

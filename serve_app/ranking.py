@@ -71,10 +71,9 @@ def reach_tokens(request: RankingInput, view: ClusterView, replica: str) -> floa
         return 0.0
     current = tables.index(request.agent)
     session = request.session
-    before = session.current if session is not None else None
-    if before == request.agent and session is not None:
-        before = session.previous
-    previous = tables.start if before is None else tables.index(before)
+    previous = tables.start
+    if session is not None and session.current is not None:
+        previous = tables.index(session.current)
     values = tables.row(previous, current)
     total = 0.0
     for index, agent in enumerate(tables.agents[:-1]):

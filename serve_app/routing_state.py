@@ -20,6 +20,9 @@ MAX_SESSIONS = 16_384
 MAX_AGENTS_PER_SESSION = 16
 """Agents of one session with a place of their own; the one longest silent is forgotten."""
 
+MAX_VIEW_AGE_S = 30.0
+"""An older view says nothing of what is there now."""
+
 MAX_REPLICAS = 4096
 MAX_WORKLOADS = 1024
 
@@ -49,7 +52,6 @@ class ClusterView:
 class SessionPlace:
     """Where a session's requests went: agent -> (replica, prompt tokens), newest last."""
 
-    previous: str | None = None
     current: str | None = None
     places: OrderedDict[str, tuple[str, int]] = field(default_factory=OrderedDict)
 
@@ -58,7 +60,6 @@ class SessionPlace:
 class SessionView:
     """An immutable copy of a `SessionPlace` for the router's thread."""
 
-    previous: str | None
     current: str | None
     places: Mapping[str, tuple[str, int]]
 
@@ -79,6 +80,11 @@ class RoutingState:
     @property
     def view(self) -> ClusterView:
         return self._view
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas in a view that isn't stale; 0 with a stale one."""
+        return len(self._view.replicas) if self.view_age_s <= MAX_VIEW_AGE_S else 0
 
     @property
     def view_age_s(self) -> float:
@@ -107,15 +113,14 @@ class RoutingState:
             place = self._sessions.get((workload, session))
             if place is None:
                 return None
-            return SessionView(place.previous, place.current, dict(place.places))
+            return SessionView(place.current, dict(place.places))
 
     def record(self, workload: str, session: str, agent: str, replica: str, prompt_tokens: int) -> None:
         """A replica accepted this session's request."""
         with self._lock:
             place = self._sessions.setdefault((workload, session), SessionPlace())
             self._sessions.move_to_end((workload, session))
-            if place.current != agent:
-                place.previous, place.current = place.current, agent
+            place.current = agent
             place.places[agent] = (replica, prompt_tokens)
             place.places.move_to_end(agent)
             while len(place.places) > MAX_AGENTS_PER_SESSION:

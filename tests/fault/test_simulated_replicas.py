@@ -20,7 +20,7 @@ from tests.fault.fault_server import FaultServer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "simulated-model"
-REPLICAS = 3
+REPLICAS = 2
 
 
 @pytest.fixture(scope="module")

@@ -207,9 +207,7 @@ def test_bad_input_from_the_server_is_refused_by_name(tmp_path: Path) -> None:
     assert report.policy == "reach"
 
 
-def test_a_fault_in_the_policy_falls_back_to_stock_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_the_policy_falls_back_to_stock_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tmp_path, {"policy": "reach"}, num_blocks=60)
     exchange(engine, tables={"w": A_COMES_BACK})
     monkeypatch.setattr(engine.scheduler.keeper.directory, "changed", lambda: 1 / 0)
@@ -231,9 +229,7 @@ def test_a_warm_up_is_useful_at_its_agents_first_hit(tmp_path: Path) -> None:
     assert exchange(engine).warmups == []
     engine.serve("r1", anchor + text("y", 40), "a", "s2")
     report = exchange(engine)
-    assert [(w.action_id, w.outcome, w.reason, w.blocks) for w in report.warmups] == [
-        ("action-1", "useful", "hit", 10)
-    ]
+    assert [(w.action_id, w.outcome, w.reason, w.blocks) for w in report.warmups] == [("action-1", "useful", "hit", 10)]
     assert report.requests == 2 and len(exchange(engine, with_sessions=True).sessions) == 2
 
 
@@ -256,8 +252,7 @@ def test_resident_blocks_are_counted_and_the_counts_come_down(tmp_path: Path) ->
     nobody = engine.scheduler.keeper.directory.nobody.tally.blocks
     counted = sum(sum(agents.values()) for agents in report.resident.values()) + nobody
     shared_by_several = sum(
-        owner.tally.blocks * (len(owner.agents) - 1)
-        for owner in {o for o in engine.pool.owner_of if o is not None}
+        owner.tally.blocks * (len(owner.agents) - 1) for owner in {o for o in engine.pool.owner_of if o is not None}
     )
     hashed = sum(block.block_hash is not None for block in engine.pool.blocks)
     assert owned == hashed and nobody >= 0

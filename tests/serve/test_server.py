@@ -68,9 +68,7 @@ def handle() -> Iterator[DeploymentHandle]:
         "OMP_NUM_THREADS": "1",
         "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "0",
     }
-    ray.init(
-        address="local", num_cpus=2, include_dashboard=False, runtime_env={"env_vars": environment}
-    )
+    ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env={"env_vars": environment})
     try:
         serve.start(proxy_location="Disabled")
         app = build_llm_deployment(
@@ -149,9 +147,7 @@ def flat(items: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("include_usage", [None, False, True])
-def test_a_streams_usage_is_the_clients_choice(
-    handle: DeploymentHandle, include_usage: bool | None
-) -> None:
+def test_a_streams_usage_is_the_clients_choice(handle: DeploymentHandle, include_usage: bool | None) -> None:
     options = None if include_usage is None else {"include_usage": include_usage}
     items = items_of(handle, "chat", chat("Hello", stream=True, stream_options=options))
     RequestAccepted.from_wire(items[0])

@@ -64,9 +64,7 @@ def test_a_chat_stream(include_usage: bool) -> None:
 
 
 def test_completions_of_text_and_of_token_ids() -> None:
-    requests = [
-        CompletionRequest(model="m", prompt=prompt, max_tokens=2, n=2) for prompt in ("a" * 40, [1, 2, 3])
-    ]
+    requests = [CompletionRequest(model="m", prompt=prompt, max_tokens=2, n=2) for prompt in ("a" * 40, [1, 2, 3])]
     for (response,) in answers(engine(), *requests):
         parsed = Completion.model_validate(response.model_dump())
         assert len(parsed.choices) == 2 and parsed.choices[1].index == 1

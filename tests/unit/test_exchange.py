@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from replicas.anchors import Anchor, AnchorStore
 from replicas.engine_feed import EngineFeed
+from replicas.engine_port import EngineState, HandDown
 from replicas.events import EventBuffer
 from replicas.exchange import ExchangeLoop, ReplicaName
 from replicas.metrics import ReplicaStats
@@ -112,8 +113,7 @@ def test_a_new_epoch_hears_of_sessions_and_anchors_again() -> None:
         port.state = replace(port.state, anchors=())
         await bench.steps(2)
         recorded = [
-            [e["digest"] for e in request.events if e["kind"] == "anchor_recorded"]
-            for request in bench.actor.requests
+            [e["digest"] for e in request.events if e["kind"] == "anchor_recorded"] for request in bench.actor.requests
         ]
         assert recorded == [["d1"], [], [], ["d1"]]
         assert [bool(bench.report(i).sessions) for i in range(4)] == [False, True, False, True]
@@ -138,6 +138,28 @@ def test_a_busy_engine_holds_nothing_up_and_loses_nothing() -> None:
         assert bench.report().policy == "reach"
 
     asyncio.run(scenario())
+
+
+def test_an_engine_call_that_fails_oddly_loses_nothing() -> None:
+    async def scenario() -> None:
+        bench = Bench(FakeActor(make_reply(tables={"w": b"t"})), OddPort())
+        await bench.steps(2)
+        assert [down.tables for down in bench.port.downs] == [{"w": b"t"}]
+        assert bench.feed.busy_calls == 2
+
+    asyncio.run(scenario())
+
+
+class OddPort(FakePort):
+    """Fails twice in a way that no contract foresees."""
+
+    failures = 0
+
+    async def exchange(self, down: HandDown) -> EngineState:
+        self.failures += 1
+        if self.failures <= 2:
+            raise OSError("broken pipe")
+        return await super().exchange(down)
 
 
 def test_policy_is_handed_down_when_it_changes() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
-import yaml
 
 from cluster.errors import LaunchError
 from cluster.launch_config import check_port, load
+from cluster.readiness import wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,20 +41,6 @@ def test_config_in_the_tree_loads() -> None:
     assert config.serve["http_options"]["port"] == 8123
     assert config.first_replicas == 2
     assert config.application == "agent-runtime"
-
-
-def test_launcher_has_a_key_of_its_own_where_keys_are_needed(tmp_path: Path) -> None:
-    content = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
-    assert load(ROOT / "serve_config.yaml").probe_key is None
-    keys = [{"tenant": "one", "sha256": "0" * 64}]
-    content["applications"][0]["args"]["gateway"]["api_keys"] = keys
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    config = load(path)
-    assert config.probe_key
-    _, own = config.serve["applications"][0]["args"]["gateway"]["api_keys"]
-    assert own == {"tenant": "launcher", "sha256": hashlib.sha256(config.probe_key.encode()).hexdigest()}
-    assert load(path).probe_key != config.probe_key
 
 
 @pytest.mark.parametrize(
@@ -106,3 +95,43 @@ def test_orphans_are_ended_and_nothing_else() -> None:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+class _Gateway(BaseHTTPRequestHandler):
+    """Answers /readyz with what is left in `answers`, the last one for ever."""
+
+    answers: ClassVar[list[tuple[int, str]]] = []
+
+    def do_GET(self) -> None:
+        status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.send_response(status if self.path == "/readyz" else 404)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def gateway() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Gateway)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_ready_when_all_replicas_report(gateway: str) -> None:
+    _Gateway.answers = [(503, "{}"), (200, "no json"), (200, '{"replicas": 1}'), (200, '{"replicas": 2}')]
+    seen: list[int] = []
+    wait_until_ready(gateway, 2, 30.0, lambda ready, _: seen.append(ready))
+    assert seen == [0, 0, 1, 2]
+
+
+def test_never_ready_names_the_last_answer(gateway: str) -> None:
+    _Gateway.answers = [(503, "none yet")]
+    with pytest.raises(LaunchError, match="fewer than 2 replicas .* 503 none yet"):
+        wait_until_ready(gateway, 2, 0.3, lambda *_: None)

@@ -18,9 +18,7 @@ from runtime_actor.tables import OTHER, ReachTables
 from runtime_actor.transitions import TransitionModel
 
 
-EVENTS = st.lists(
-    st.tuples(st.sampled_from("stuv"), st.sampled_from("abcde!"), st.integers(0, 9)), max_size=80
-)
+EVENTS = st.lists(st.tuples(st.sampled_from("stuv"), st.sampled_from("abcde!"), st.integers(0, 9)), max_size=80)
 
 
 def model_of(events: list[tuple[str, str, int]], max_agents: int = 8) -> TransitionModel:

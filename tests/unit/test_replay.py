@@ -49,9 +49,7 @@ def exhaustive_hits(requests: Sequence[Request], capacity: int, count_from: int)
             found += 1
         others = cached - set(blocks)
         room = min(capacity - len(blocks), len(others))
-        outcomes = (
-            best(index + 1, frozenset(kept) | set(blocks)) for kept in combinations(sorted(others), room)
-        )
+        outcomes = (best(index + 1, frozenset(kept) | set(blocks)) for kept in combinations(sorted(others), room))
         return max(outcomes) + (found if index >= count_from else 0)
 
     return best(0, frozenset())

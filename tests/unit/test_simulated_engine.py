@@ -14,9 +14,7 @@ from replicas.simulated_engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.errors import EngineGone
 from runtime_actor.messages import OwnerTag
 
-INSTANT = CostModel(
-    prefill_s_per_token=0.0, decode_s_per_token=0.0, num_blocks=8, block_size=4, max_num_seqs=2
-)
+INSTANT = CostModel(prefill_s_per_token=0.0, decode_s_per_token=0.0, num_blocks=8, block_size=4, max_num_seqs=2)
 
 
 def prompt_of(text: str) -> Prompt:

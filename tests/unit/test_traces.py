@@ -40,8 +40,7 @@ def source(tmp_path: Path) -> Path:
         ]
     systems = [{"system_id": f"sys_{agent}", "tokens": 128} for agent in ("planner", "coder")]
     sessions = [
-        {"session": f"r{i}", "framework": "Frame (x)", "benchmark": "one" if i < 3 else "two"}
-        for i in range(6)
+        {"session": f"r{i}", "framework": "Frame (x)", "benchmark": "one" if i < 3 else "two"} for i in range(6)
     ]
     for name, rows in (("steps", steps), ("systems", systems), ("sessions", sessions)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -16,9 +16,7 @@ from runtime_actor.transitions import END, OTHER, START, TransitionModel
 
 SESSIONS = ["s1", "s2", "s3", "s4", "s5"]
 AGENTS = ["a", "b", "c", "d", "e"]
-EVENT = st.tuples(
-    st.sampled_from(SESSIONS), st.sampled_from([*AGENTS, END]), st.integers(min_value=0, max_value=9)
-)
+EVENT = st.tuples(st.sampled_from(SESSIONS), st.sampled_from([*AGENTS, END]), st.integers(min_value=0, max_value=9))
 EVENTS = st.lists(EVENT, max_size=120)
 
 
@@ -107,9 +105,7 @@ def test_counts_equal_naive_counting(events: list, window: int, max_sessions: in
     gaps = [gap for _, _, _, gap in naive.kept if gap is not None]
     assert int(model.steps.gap_ms_sum.sum()) == round(sum(gaps) * 1000)
     assert int(model.steps.gap_count.sum()) == len(gaps)
-    assert [(s, model.name_of(p.current)) for s, p in model.sessions.items()] == [
-        (s, c) for s, _, c, _ in naive.live
-    ]
+    assert [(s, model.name_of(p.current)) for s, p in model.sessions.items()] == [(s, c) for s, _, c, _ in naive.live]
 
 
 @given(EVENTS, st.integers(1, 40), st.integers(2, 4))
