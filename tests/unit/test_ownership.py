@@ -200,9 +200,7 @@ def test_a_waiting_requests_owners_are_worth_most_earliest_first(directory: Owne
 
 def test_anchors_that_many_sessions_need_are_still_told_apart(directory: OwnerDirectory) -> None:
     """24 sessions reach b, 12 of them a as well: both worths are nearly 1."""
-    directory.set_tables(
-        tables([[0.0, 0.9, 0.0], [0.6, 0.6, 0.0], [0, 0, 0], [0.1, 0.1, 0.0]], ("a", "b", OTHER))
-    )
+    directory.set_tables(tables([[0.0, 0.9, 0.0], [0.6, 0.6, 0.0], [0, 0, 0], [0.1, 0.1, 0.0]], ("a", "b", OTHER)))
     for i in range(24):
         agent = "ab"[i % 2]
         one_request(directory, f"r{i}", agent, f"s{i}", (f"anchor {agent}", 4), (f"task{i}", 1))
