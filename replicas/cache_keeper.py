@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from replicas.anchor_finder import AnchorFinder
 from replicas.block_pool import AgentBlockPool
+from replicas.claim import Claim
 from replicas.engine_messages import (
     EngineReport,
     EngineSettings,
@@ -25,7 +26,7 @@ from replicas.engine_messages import (
 )
 from replicas.free_queue import OwnerFreeQueue
 from replicas.owner_values import KINDS, ValueSettings, worth_of
-from replicas.ownership import Claim, OwnerDirectory
+from replicas.ownership import OwnerDirectory
 from replicas.warm_ledger import WarmLedger
 from runtime_actor.errors import MessageError
 from runtime_actor.messages import OWNER_XARG, OwnerTag

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from replicas.anchor_finder import AnchorFinder
+from replicas.claim import Claim
 from replicas.free_queue import OwnerFreeQueue
 from replicas.owner_values import BlockOwner, ValueSettings, worth_of
-from replicas.ownership import Claim, OwnerDirectory
+from replicas.ownership import OwnerDirectory
 from runtime_actor.messages import WARMUP, OwnerTag
 
 _HASH_BYTES = 16
