@@ -42,8 +42,8 @@ def tables() -> ReachTables:
         workload="w",
         agents=agents,
         first=(0.8 * rng.random((n + 1, n))).astype(np.float32),
-        second_pairs=np.zeros((0, 2), np.int16),
-        second=np.zeros((0, n), np.float32),
+        contexts=np.zeros((0, 3), np.int16),
+        context_values=np.zeros((0, n), np.float32),
         arrivals_per_request=0.1,
         gap_s=np.full(n, 10.0, np.float32),
         end_probability=np.full(n, 0.1, np.float32),
@@ -136,8 +136,11 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
         if options.json:
             say(json.dumps({"mode": name, **result}))
         else:
-            say("{:18s} {block_us:6.2f} us a block, {ratio:5.2f} x stock, "
-                "{requests_us:6.1f} us a request apart".format(name, **result))
+            say(
+                "{:18s} {block_us:6.2f} us a block, {ratio:5.2f} x stock, {requests_us:6.1f} us a request apart".format(
+                    name, **result
+                )
+            )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ later `use_value_order`.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,9 +26,10 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
+from replicas.claim import Claim
 from replicas.free_queue import Owner, OwnerFreeQueue
-from replicas.owner_values import ANCHOR, ANONYMOUS, KINDS, BlockOwner
-from replicas.ownership import Claim, OwnerDirectory
+from replicas.owner_values import ANONYMOUS, KINDS, BlockOwner
+from replicas.ownership import OwnerDirectory
 from replicas.warm_ledger import WarmLedger
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,6 @@ OLDEST = len(KINDS)
 """Index in `PoolOwners.evicted` of what stock order evicted, whoever's it was."""
 
 EVICTED_KINDS = (*KINDS, "oldest")
-
-Residency = dict[str, dict[str, int]]
-
 
 class PoolOwners:
     """The owners of one pool's blocks. Its bookkeeping never raises into the engine: a fault is logged,
@@ -264,23 +261,3 @@ class PoolOwners:
             if self.by_value:
                 self._set_value_queue(self.pool.free_block_queue.drain())
         return done
-
-    # --- counts -------------------------------------------------------------------------------------
-
-    def resident(self) -> tuple[Residency, Residency]:
-        """Cached blocks (all, of anchors alone) as workload -> agent -> blocks.
-
-        A block that several agents share counts for each. Walks all blocks (30 ns each).
-        """
-        everything: Residency = {}
-        anchors: Residency = {}
-        for owner, blocks in Counter(self.owner_of).items():
-            if owner is None:
-                continue
-            for workload, agent in owner.agents:
-                counts = everything.setdefault(workload, {})
-                counts[agent] = counts.get(agent, 0) + blocks
-                if owner.kind == ANCHOR:
-                    counts = anchors.setdefault(workload, {})
-                    counts[agent] = counts.get(agent, 0) + blocks
-        return everything, anchors

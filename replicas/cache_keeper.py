@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 from replicas.anchor_finder import AnchorFinder
-from replicas.block_pool import EVICTED_KINDS, PoolOwners, Residency
+from replicas.block_pool import EVICTED_KINDS, PoolOwners
+from replicas.claim import Claim
 from replicas.engine_messages import (
     EngineReport,
     EngineSettings,
@@ -24,7 +25,9 @@ from replicas.engine_messages import (
     ProbeRequest,
 )
 from replicas.free_queue import OwnerFreeQueue
-from replicas.ownership import Claim, OwnerDirectory
+from replicas.owner_values import worth_of
+from replicas.ownership import OwnerDirectory
+from replicas.residency import Residency, count_residency
 from replicas.warm_ledger import WarmLedger
 from runtime_actor.errors import MessageError
 from runtime_actor.messages import OWNER_XARG, OwnerTag
@@ -223,7 +226,7 @@ class CacheKeeper:
         """Counted anew unless that was done a moment ago."""
         interval_s = COUNT_INTERVAL_S * len(self.owners.owner_of)
         if not 0.0 <= now_s - self._counted_s < interval_s:
-            self._counts = self.owners.resident()
+            self._counts = count_residency(self.owners.owner_of)
             self._counted_s = now_s
         return self._counts
 
@@ -272,13 +275,13 @@ class CacheKeeper:
         )
 
     def _victims(self, blocks: int) -> tuple[int, list[tuple[float, int]]]:
-        """(blocks of no owner, [(value, blocks)]) of what would leave next."""
+        """(blocks of no owner, [(worth, blocks)]) of what would leave next."""
         queue = self.owners.pool.free_block_queue
         if not isinstance(queue, OwnerFreeQueue):
             return min(blocks, self.owners.pool.get_num_free_blocks()), []
         lowest = queue.lowest(blocks)
         unvalued = sum(count for owner, count in lowest if owner is None)
-        return unvalued, [(owner.value, count) for owner, count in lowest if owner is not None]
+        return unvalued, [(worth_of(owner.value), count) for owner, count in lowest if owner is not None]
 
 
 def _tag_of(extra_args: Any) -> OwnerTag | None:

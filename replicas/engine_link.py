@@ -49,17 +49,18 @@ class EngineLink:
 
     async def check_alive(self) -> None:
         """Raises EngineGone once vLLM knows that its engine process died; asks nothing of the engine."""
-        client = self._client()
+        client = self.client
         if client.errored:
             raise EngineGone("the engine process died")
 
-    def _client(self) -> Any:
+    @property
+    def client(self) -> Any:
         """AsyncLLM, which Ray's engine keeps under a private name."""
         return getattr(self._server_engine, "_engine_client", self._server_engine)
 
     async def _call(self, method: str, message: Any, kind: type[T]) -> T:
         await self.check_alive()
-        call = self._client().engine_core.call_utility_async(method, encode(message))
+        call = self.client.engine_core.call_utility_async(method, encode(message))
         try:
             answer = await asyncio.wait_for(call, self._timeout_s)
         except TimeoutError as error:

@@ -313,9 +313,7 @@ class OwnerFreeQueue:
         stamp = self._stamps[block.block_id]
         self.remove(block)
         after: Any = owner.tail
-        while after.prev_free_block is not owner.head and (
-            self._stamps[after.prev_free_block.block_id] > stamp
-        ):
+        while after.prev_free_block is not owner.head and (self._stamps[after.prev_free_block.block_id] > stamp):
             after = after.prev_free_block
         before = after.prev_free_block
         block.prev_free_block, block.next_free_block = before, after
@@ -376,9 +374,7 @@ class OwnerFreeQueue:
         owners.sort(key=lambda owner: (owner.listed, owner.value))
         keep = self._max_lists * 3 // 4
         folded = [self._common]
-        while owners and (
-            len(owners) > keep or owners[0].value <= 0.0 or not owners[0].listed
-        ):
+        while owners and (len(owners) > keep or owners[0].value <= 0.0 or not owners[0].listed):
             folded.append(owners.pop(0))
         blocks = [block for owner in folded for block in owner]
         blocks.sort(key=lambda block: self._stamps[block.block_id])
@@ -428,9 +424,7 @@ class OwnerFreeQueue:
         for owner in self._entered():
             by_value.setdefault(owner.value, []).append(owner)
         for value in sorted(by_value):
-            yield from heapq.merge(
-                *by_value[value], key=lambda block: self._stamps[block.block_id]
-            )
+            yield from heapq.merge(*by_value[value], key=lambda block: self._stamps[block.block_id])
 
     def lowest(self, n: int) -> list[tuple[Owner | None, int]]:
         """(owner, blocks) of the n blocks that would leave next; None stands for those worth nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replicas.free_queue import Owner
-from replicas.sharing import AgentKey
+from replicas.sharing import AgentKey, SharedPrefix
+from runtime_actor.counts import ANY_VISITS, MAX_VISITS
 from runtime_actor.tables import ReachTables
 
 ANONYMOUS = 0
@@ -18,36 +20,44 @@ SESSION = 2
 ANCHOR = 3
 WAITING = 4
 KINDS = ("anonymous", "ended", "session", "anchor", "waiting")
-"""What a block was when it was evicted; indexed by `BlockOwner.reason`."""
+"""What an evicted block was; indexed by `BlockOwner.reason`."""
 
 POLICIES = ("reach", "anchors", "lru")
 
-STEPS = 256
-"""Values are rounded to 1/256: less is no evidence, and equal values leave by recency."""
+STEPS = 1024
+"""Values are rounded to 1/1024: less is no evidence, and equal values leave by recency."""
 
 WAITING_VALUE = 3.0
 WAITING_STEP = 1e-9
 """A waiting request's owners are above every forecast; of two, the earlier request's stay longer."""
 
 CERTAIN = 0.999_999
+MOST_WORTH = 1.0 - 1e-15
 PRIOR_GAPS = 2.0
-"""Weight of the table's mean gap against a session's own, in gaps."""
+"""Weight of the usual pace against a session's own, in gaps."""
+
+MAX_GAP_RATIO = 10.0
+"""One long pause says no more than this about a session's pace."""
 
 MAX_COUNTED_AGENTS = 1024
+
+REUSE_PRIOR = 2.0
+REUSE_MEMORY = 256.0
+"""Observations after which what was seen of reuse counts half."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
     """weight: 0 is stock LRU, 1 orders by value in full; between, values are told apart more coarsely.
 
-    gamma: the discount that the tables were made with. arrival_share: this replica's new sessions a
+    arrival_share: this replica's new sessions a
     request, relative to the workload's.
     """
 
     policy: str = "reach"
     weight: float = 1.0
-    gamma: float = 0.9
     arrival_share: float = 1.0
+    learn_reuse: bool = True
     tick_s: float = 1.0
     max_workloads: int = 64
     max_sessions: int = 4096
@@ -59,22 +69,52 @@ class ValueSettings:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if not 0.0 <= self.weight <= 1.0:
             raise ValueError(f"weight must be within [0, 1], got {self.weight}")
-        if not 0.0 < self.gamma < 1.0:
-            raise ValueError(f"gamma must be within (0, 1), got {self.gamma}")
         if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
             raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
 
 
-class BlockOwner(Owner):
-    """An owner that knows whose it is and why it is worth something. `worth` is the raw forecast in
-    [0, 1]; `agents` has one entry for a session's owner, and all that share an anchor."""
+def worth_of(value: float) -> float:
+    """The forecast that a value orders by, in [0, 1]; 1.0 for what a waiting request needs."""
+    return -math.expm1(-value / (1.0 - value)) if value < 1.0 else 1.0
 
-    __slots__ = ("agents", "kind", "waiting", "worth")
+
+class Reuse:
+    """How much of what a session left behind its next request of the same agent finds useful.
+
+    A harness that rewrites its prompts each time never reads its own KV again, however soon it is back.
+    """
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.count = 0.0
+
+    def observe(self, share: float) -> None:
+        if self.count >= REUSE_MEMORY:
+            self.total *= 0.5
+            self.count *= 0.5
+        self.total += share
+        self.count += 1.0
+
+    def share(self, prior: float) -> float:
+        return (self.total + REUSE_PRIOR * prior) / (self.count + REUSE_PRIOR)
+
+
+class BlockOwner(Owner):
+    """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1].
+
+    `agents` has one entry for a session's owner, and all that share an anchor. `span`: first and end
+    block of what its last request had for itself.
+    """
+
+    __slots__ = ("agents", "kind", "span", "waiting", "worth")
 
     def __init__(self, kind: int, agents: tuple[AgentKey, ...] = (), listed: bool = True) -> None:
         super().__init__(listed=listed)
         self.kind = kind
         self.agents = agents
+        self.span: tuple[int, int] = (0, 0)
         self.worth = 0.0
         self.waiting: dict[int, None] = {}
 
@@ -83,17 +123,32 @@ class BlockOwner(Owner):
         return WAITING if self.waiting and self.listed else self.kind
 
     def settled(self, weight: float) -> float:
-        """The value that orders: rounded worth, or above all worths while a request waits for it."""
+        """The value that orders: rounded urgency, or above all that while a request waits for it.
+
+        Urgency u = -log(1 - worth), shown as u / (1 + u), orders as worth does and still tells apart what
+        many sessions need at once, where each worth is nearly 1.
+        """
         if self.waiting and self.listed:
             return WAITING_VALUE - min(self.waiting) * WAITING_STEP
-        return round(self.worth * weight * STEPS) / STEPS
+        urgency = -math.log1p(-min(self.worth, MOST_WORTH))
+        return round(urgency / (1.0 + urgency) * weight * STEPS) / STEPS
 
 
 class Session:
     """Where one session stands. `active` requests of it are waiting or running."""
 
     __slots__ = (
-        "active", "current", "gap_count", "gap_sum_s", "id", "last_s", "owners", "previous", "term",
+        "active",
+        "current",
+        "gap_count",
+        "gap_ratio_sum",
+        "id",
+        "last_s",
+        "others",
+        "owners",
+        "previous",
+        "term",
+        "visits",
         "workload",
     )
 
@@ -103,35 +158,52 @@ class Session:
         self.previous = ""
         self.current = ""
         self.last_s = 0.0
-        self.gap_sum_s = 0.0
+        self.gap_ratio_sum = 0.0
         self.gap_count = 0
         self.active = 0
         self.owners: dict[str, BlockOwner] = {}
+        self.visits: dict[str, int] = {}
+        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_COUNTED_AGENTS aren't counted."""
+        self.others: tuple[tuple[str, ...], float] = ((), 0.0)
+        """Its agents without a slot, and what it adds to each one's sum of log(1 - worth)."""
         self.term: NDArray[np.float64] | None = None
         """What this session adds to its workload's sum of log(1 - value)."""
 
+    @property
+    def pace(self) -> float:
+        """How long its gaps are relative to what is usual after the same agents; 1.0 with none yet."""
+        return (PRIOR_GAPS + self.gap_ratio_sum) / (PRIOR_GAPS + self.gap_count)
+
     def moved_to(self, agent: str, now_s: float) -> None:
-        if self.current:
-            self.gap_sum_s += max(0.0, now_s - self.last_s)
-            self.gap_count += 1
+        tables = self.workload.tables
+        if self.current and tables is not None:
+            usual_s = float(tables.gap_s[tables.index(self.current)])
+            if 0.0 < usual_s < np.inf:
+                ratio = max(0.0, now_s - self.last_s) / usual_s
+                self.gap_ratio_sum += min(ratio, MAX_GAP_RATIO)
+                self.gap_count += 1
         self.previous = self.current
         self.current = agent
         self.last_s = now_s
+        if agent in self.visits or len(self.visits) < MAX_COUNTED_AGENTS:
+            self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
 
-    def alive(self, tables: ReachTables, current: int, now_s: float) -> float:
-        """Belief that the session goes on, by its silence measured in gaps of its own.
+    def standing(self, tables: ReachTables, now_s: float) -> tuple[NDArray[np.float32], float]:
+        """(values at its last request [n], factor of its silence since)."""
+        current = tables.index(self.current)
+        previous = tables.index(self.previous) if self.previous else tables.start
+        visits = self.visits.get(self.current, ANY_VISITS)
+        return tables.standing(previous, current, visits, self._silence_s(now_s))
 
-        The table's law holds for its mean gap g; a session with gaps of its own is as silent after
-        s seconds as an average one after s * g / (own mean).
+    def _silence_s(self, now_s: float) -> float:
+        """Seconds of silence, on the scale of the table's gaps; none while a request waits or runs.
+
+        A session that takes twice as long as usual for its gaps is as silent after two seconds as a usual
+        one after one.
         """
         if self.active > 0:
-            return 1.0
-        silent_s = now_s - self.last_s
-        usual_s = float(tables.gap_s[current])
-        if 0.0 < usual_s < np.inf and self.gap_count:
-            own_s = (PRIOR_GAPS * usual_s + self.gap_sum_s) / (PRIOR_GAPS + self.gap_count)
-            silent_s *= usual_s / max(own_s, 1e-3)
-        return tables.alive(current, silent_s)
+            return 0.0
+        return max(now_s - self.last_s, 0.0) / self.pace
 
 
 class WorkloadValues:
@@ -146,15 +218,34 @@ class WorkloadValues:
         self.tables: ReachTables | None = None
         self.sessions: OrderedDict[str, Session] = OrderedDict()
         self.sessions_of: dict[str, int] = {}
+        self._reuse: dict[str, Reuse] = {}
+        self._reuse_of_all = Reuse()
         self.is_stale = True
         self._touched: set[Session] = set()
         self._sum: NDArray[np.float64] | None = None
         self._anchor_worths: list[float] = []
+        self._others: dict[str, float] = {}
+        """Agents without a slot that live sessions have used: sum of log(1 - worth); as bounded as those."""
 
     def count_session(self, agent: str) -> None:
-        """Beyond the cap further agents aren't counted: their anchors are taken at two sessions."""
         if agent in self.sessions_of or len(self.sessions_of) < MAX_COUNTED_AGENTS:
             self.sessions_of[agent] = self.sessions_of.get(agent, 0) + 1
+
+    def observe_reuse(self, agent: str, owner: BlockOwner, prefix: SharedPrefix) -> None:
+        """A request came for an owner: how much of what it had last time does it begin with again?"""
+        start, end = owner.span
+        if end > start:
+            share = min(max(prefix.known_blocks - start, 0), end - start) / (end - start)
+            self._reuse_of_all.observe(share)
+            if agent in self._reuse or len(self._reuse) < MAX_COUNTED_AGENTS:
+                self._reuse.setdefault(agent, Reuse()).observe(share)
+        owner.span = (prefix.num_blocks, prefix.seen_blocks)
+
+    def reuse(self, agent: str) -> float:
+        """Expected share of a session's own blocks that its next request of `agent` uses."""
+        overall = self._reuse_of_all.share(1.0)
+        known = self._reuse.get(agent)
+        return overall if known is None else known.share(overall)
 
     def set_tables(self, tables: ReachTables) -> None:
         self.tables = tables
@@ -173,8 +264,10 @@ class WorkloadValues:
         """Also starts the sum anew, so that rounding can't add up."""
         self._touched.update(self.sessions.values())
         self._sum = None
+        self._others = {}
         for session in self.sessions.values():
             session.term = None
+            session.others = ((), 0.0)
         self.is_stale = True
 
     def remove(self, session: Session) -> None:
@@ -183,6 +276,7 @@ class WorkloadValues:
         if session.term is not None and self._sum is not None:
             self._sum -= session.term
         session.term = None
+        self._forget_others(session)
         self.is_stale = True
 
     def refresh(self, now_s: float, settings: ValueSettings) -> list[BlockOwner]:
@@ -198,28 +292,51 @@ class WorkloadValues:
         if self._sum is None:
             self._sum = np.zeros(len(tables.agents))
         if touched:
-            self._revalue(touched, tables, now_s)
+            self._revalue(touched, tables, now_s, settings.learn_reuse)
         idle_logs = np.minimum(self._sum + self._arrivals(settings), 0.0)
         self._anchor_worths = (-np.expm1(idle_logs)).tolist()
         return owners
 
-    def _revalue(self, sessions: list[Session], tables: ReachTables, now_s: float) -> None:
+    def _revalue(self, sessions: list[Session], tables: ReachTables, now_s: float, learn_reuse: bool) -> None:
         assert self._sum is not None
-        rows, alive = [], []
+        rows, factors = [], []
         for session in sessions:
-            current = tables.index(session.current)
-            previous = tables.index(session.previous) if session.previous else tables.start
-            rows.append(tables.row(previous, current))
-            alive.append(session.alive(tables, current, now_s))
+            row, factor = session.standing(tables, now_s)
+            rows.append(row)
+            factors.append(factor)
             if session.term is not None:
                 self._sum -= session.term
-        values = np.minimum(np.array(rows) * np.array(alive)[:, None], CERTAIN)
+        values = np.minimum(np.array(rows) * np.array(factors)[:, None], CERTAIN)
         terms = np.log1p(-values)
         self._sum += terms.sum(axis=0)
         for session, term, worths in zip(sessions, terms, values, strict=True):
             session.term = term
+            values_of = self._by_agent(session, worths, tables)
             for agent, owner in session.owners.items():
-                owner.worth = float(worths[tables.index(agent)]) / self._crowd(agent)
+                worth = values_of[agent]
+                owner.worth = worth * self.reuse(agent) if learn_reuse else worth
+
+    def _by_agent(self, session: Session, worths: NDArray[np.float64], tables: ReachTables) -> dict[str, float]:
+        """Worth of each agent that the session has used; those without a slot share OTHER's evenly."""
+        positions = {agent: tables.index(agent) for agent in session.owners}
+        others = [agent for agent, i in positions.items() if tables.agents[i] != agent]
+        self._forget_others(session)
+        if others:
+            share = float(worths[-1]) / len(others)
+            session.others = (tuple(others), math.log1p(-share))
+            for agent in others:
+                self._others[agent] = self._others.get(agent, 0.0) + session.others[1]
+        return {agent: float(worths[i]) if tables.agents[i] == agent else share for agent, i in positions.items()}
+
+    def _forget_others(self, session: Session) -> None:
+        agents, term = session.others
+        for agent in agents:
+            left = self._others.get(agent, 0.0) - term
+            if left < -1e-9:
+                self._others[agent] = left
+            else:
+                self._others.pop(agent, None)
+        session.others = ((), 0.0)
 
     def _crowd(self, agent: str) -> int:
         """How many agents share the slot of this one: 1 unless it has none of its own."""
@@ -240,10 +357,12 @@ class WorkloadValues:
         requests = max(len(self.sessions), 1)
         rate = tables.arrivals_per_request * settings.arrival_share * requests
         q = -np.expm1(-rate)
-        discount = q / (1.0 - (1.0 - q) * settings.gamma)
+        discount = q / (1.0 - (1.0 - q) * tables.gamma)
         return np.log1p(-np.minimum(discount * tables.first[tables.start], CERTAIN).astype(np.float64))
 
     def anchor_worth(self, agent: str) -> float:
         if self.tables is None or not self._anchor_worths:
             return 0.0
-        return self._anchor_worths[self.tables.index(agent)] / self._crowd(agent)
+        crowd = self._crowd(agent)
+        worth = self._anchor_worths[self.tables.index(agent)] / crowd
+        return worth if crowd == 1 else max(worth, -math.expm1(self._others.get(agent, 0.0)))

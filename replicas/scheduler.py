@@ -70,9 +70,7 @@ class AgentSchedulerMixin:
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         for new in scheduler_output.scheduled_new_reqs:
             request = self.requests[new.req_id]
-            self.keeper.started(
-                new.req_id, request.num_prompt_tokens, new.num_computed_tokens, new.block_ids
-            )
+            self.keeper.started(new.req_id, request.num_prompt_tokens, new.num_computed_tokens, new.block_ids)
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self.keeper.resumed(request_id)
         super()._update_after_schedule(scheduler_output)

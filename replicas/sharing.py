@@ -44,11 +44,14 @@ class SharedPrefix:
     """The shared part of one prompt.
 
     `runs` are (end block, agents that share the blocks up to there), ascending; `moved` are the blocks
-    whose agents are others than when the same block was last looked at.
+    whose agents are others than when the same block was last looked at. `known_blocks` leading blocks had
+    been sent before, by whomever; `seen_blocks` were looked at.
     """
 
     runs: tuple[tuple[int, tuple[AgentKey, ...]], ...]
     moved: tuple[int, ...]
+    known_blocks: int = 0
+    seen_blocks: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -66,9 +69,7 @@ class SharedPrefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def see(
-        self, hashes: Sequence[bytes], agent: AgentKey, session: str, least_sessions: int = 2
-    ) -> SharedPrefix:
+    def see(self, hashes: Sequence[bytes], agent: AgentKey, session: str, least_sessions: int = 2) -> SharedPrefix:
         """Note a prompt; its shared part is the leading run seen from at least `least_sessions`.
 
         Sessions are told apart exactly up to two and by a 64-bit sketch beyond, which counts low.
@@ -78,6 +79,7 @@ class SharedPrefixes:
         runs: list[tuple[int, tuple[AgentKey, ...]]] = []
         moved: list[int] = []
         leading = True
+        known = 0
         for i, block_hash in enumerate(hashes[: self._max_blocks]):
             digest = block_hash[:DIGEST_BYTES]
             prefix = prefixes.get(digest)
@@ -85,6 +87,7 @@ class SharedPrefixes:
                 prefixes[digest] = _Prefix(session, agent)
                 leading = False
                 continue
+            known = i + 1
             prefixes.move_to_end(digest)
             if session != prefix.first_session:
                 prefix.others |= bit
@@ -102,4 +105,5 @@ class SharedPrefixes:
                 moved.append(i)
         while len(prefixes) > self._max_digests:
             prefixes.popitem(last=False)
-        return SharedPrefix(tuple(runs), tuple(moved))
+        seen = min(len(hashes), self._max_blocks)
+        return SharedPrefix(tuple(runs), tuple(moved), known, seen)

@@ -98,9 +98,7 @@ class WarmLedger:
         for block_id in action.left:
             self.block_actions.pop(block_id, None)
         workload, agent = action.agent
-        self._outcomes.append(
-            WarmupOutcome(action_id, workload, agent, outcome, reason, action.filled)
-        )
+        self._outcomes.append(WarmupOutcome(action_id, workload, agent, outcome, reason, action.filled))
         if len(self._outcomes) > self._max_outcomes:
             self.dropped += len(self._outcomes) - self._max_outcomes
             del self._outcomes[: -self._max_outcomes]

@@ -1,118 +1,186 @@
-"""Step probabilities of a session and first-passage linear algebra. Pure numpy, small and exact.
+"""Step probabilities of a session, by stage, and first passage to agents. Pure numpy, small.
 
-Index convention: agents are 0..n-1 and START is row n. A row sums to at most 1; what is missing is the
-probability that the session ends.
+A stage is (slot, visits). Rows of `step` sum to at most 1; what is missing is the probability that the
+session ends. Each row leans on a coarser one while there is little evidence: a context (previous, current,
+visits) on its stage, a stage on its agent, an agent on the pool of all steps.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime_actor.counts import ANY_VISITS, MAX_VISITS, Context, Stage, StepCounts
+
 Array = NDArray[np.float64]
 
-FIRST_ORDER_PRIOR = 1.0
-"""Pseudo-count with which an order-1 row leans on the distribution over all steps."""
+PRIOR = 1.0
+"""Pseudo-count with which a row leans on the next coarser one."""
 
-SECOND_ORDER_PRIOR = 2.0
-"""Pseudo-count with which an order-2 row leans on its order-1 row: back-off by evidence."""
+MAX_STAGES = 128
+"""Stages told apart; the least observed ones are counted as their agent at any visit."""
+
+MAX_STEPS = 1024
+CLOSE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """`step` [n+1, n]: P(next request's agent | current), START in row n; `end` [n]: P(the session ends).
+    """step [s, s]: P(next stage | stage); end [s]; start [s]: a session's first stage; agent_of [s].
 
-    `slots[i]` is the slot of agent i in the model the chain came from.
+    Stage i is at any visit for i < n, in the order of `slots`. `counts` are what it was made from.
     """
 
     slots: tuple[int, ...]
-    start_slot: int
+    stages: Mapping[Stage, int]
     step: Array
     end: Array
-    second_counts: Mapping[tuple[int, int], Mapping[int, int]]
-    position: Mapping[int, int]
+    start: Array
+    agent_of: NDArray[np.int64]
+    counts: StepCounts
 
     @classmethod
-    def from_counts(
-        cls,
-        first: NDArray[np.int64],
-        second: Mapping[tuple[int, int], Mapping[int, int]],
-        slots: Sequence[int],
-        start_slot: int,
-        end_slot: int,
-    ) -> Chain:
-        """Order 1 with back-off to the pooled distribution of all steps inside sessions."""
-        columns = [*slots, end_slot]
-        counts = first[np.ix_([*slots, start_slot], columns)].astype(np.float64)
-        pooled = counts[:-1].sum(axis=0)
-        if pooled.sum() > 0.0:
-            pooled /= pooled.sum()
-        weight = counts.sum(axis=1, keepdims=True)
-        prior = np.full_like(weight, FIRST_ORDER_PRIOR)
-        prior[-1] = 0.0
-        rows = (counts + prior * pooled) / np.maximum(weight + prior, 1.0)
+    def from_counts(cls, counts: StepCounts, slots: Sequence[int], max_stages: int = MAX_STAGES) -> Chain:
+        stages = _kept_stages(counts, slots, max_stages)
+        place = {slot: i for i, slot in enumerate(slots)}
+        agent_of = np.array([place[slot] for slot, _ in stages], dtype=np.int64)
+        s, n = len(stages), len(slots)
+        raw = np.zeros((s + 1, s + 1))
+        for stage, row in counts.stages.items():
+            if stage[0] == counts.start:
+                raw[s] += _vector(row, stages, counts.end)
+            elif stage[0] in place:
+                vector = _vector(row, stages, counts.end)
+                raw[place[stage[0]]] += vector
+                if stage in stages and stage[1] != ANY_VISITS:
+                    raw[stages[stage]] += vector
+        rows = np.empty((s, s + 1))
+        rows[:n] = _leaning(raw[:n], _pooled(raw[:n], agent_of))
+        rows[n:] = _leaning(raw[n:s], rows[agent_of[n:]])
         return cls(
-            slots=tuple(slots),
-            start_slot=start_slot,
-            step=rows[:, :-1],
-            end=rows[:-1, -1],
-            second_counts=second,
-            position={slot: i for i, slot in enumerate(slots)},
+            tuple(slots),
+            stages,
+            rows[:, :s],
+            rows[:, s],
+            raw[s, :s] / max(raw[s, :s].sum(), 1.0),
+            agent_of,
+            counts,
         )
 
-    def second_step(self, previous_slot: int, current_slot: int) -> Array:
-        """P(next | previous, current) [n]: order 2, leaning on order 1 while there is little evidence."""
-        first = self.step[self.position[current_slot]]
-        counts = self.second_counts.get((previous_slot, current_slot))
-        if not counts:
-            return first
-        row = SECOND_ORDER_PRIOR * first
-        for slot, count in counts.items():
-            if slot in self.position:
-                row[self.position[slot]] += count
-        return row / (SECOND_ORDER_PRIOR + sum(counts.values()))
+    @property
+    def num_agents(self) -> int:
+        return len(self.slots)
+
+    def index(self, current: int, visits: int) -> int:
+        """Row of a stage; of its agent at any visit where the stage isn't kept."""
+        return self.stages.get((current, visits), self.stages[current, ANY_VISITS])
+
+    def step_from(self, previous: int, current: int, visits: int) -> tuple[Array, float]:
+        """(P(next stage) [s], P(end)) after a request of slot `current`, its `visits`-th, after `previous`.
+
+        ANY_VISITS: over all visits.
+        """
+        i = self.index(current, visits)
+        row = context_counts(self.counts, (previous, current, visits))
+        if not row:
+            return self.step[i], float(self.end[i])
+        parent = np.append(self.step[i], self.end[i])
+        merged = _leaning(_vector(row, self.stages, self.counts.end), parent)
+        return merged[:-1], float(merged[-1])
+
+    def passage(self, discount: Array, steps: int | None = None) -> Array:
+        """sum over k of (discounts on the way) * P(first request of agent j is the k-th) [s, n].
+
+        discount [n]: factor for leaving a request of each agent, in (0, 1]. Iterated until nothing moves
+        by more than 1e-4, `steps` times, or 1,024 times.
+        """
+        leaving = discount[self.agent_of, None] * self.step
+        member = self.membership() > 0.0
+        passage = np.zeros(member.shape)
+        for _ in range(MAX_STEPS if steps is None else min(steps, MAX_STEPS)):
+            following = leaving @ np.where(member, 1.0, passage)
+            moved = float(np.abs(following - passage).max(initial=0.0))
+            passage = following
+            if moved < CLOSE:
+                break
+        return passage
+
+    def membership(self) -> Array:
+        """[s, n]: 1 where the stage is of the agent."""
+        return (self.agent_of[:, None] == np.arange(self.num_agents)).astype(np.float64)
+
+    def arriving(self, passage: Array) -> Array:
+        """[s, n]: value of going to a stage: 1 for its own agent, else the passage from there."""
+        return np.where(self.membership() > 0.0, 1.0, passage)
+
+    def within(self, previous: int, current: int, visits: int, steps: int) -> Array:
+        """P(first request of each agent comes within `steps`) [n]."""
+        passage = self.passage(np.ones(self.num_agents), steps - 1)
+        following, _ = self.step_from(previous, current, visits)
+        return (following @ self.arriving(passage)).clip(0.0, 1.0)
 
 
-def first_passage(step: Array, gamma: float) -> Array:
-    """sum over k >= 1 of gamma^k * P(first visit of column j is at step k | row i), for `step` [n+1, n].
-
-    Exact: with N = (I - gamma P)^-1 the expected discounted visits, the first passage is
-    (N - I)[i, j] / N[j, j] (Kemeny and Snell, Finite Markov Chains, 1960, chapter III, discounted form).
-
-    Raises:
-        ValueError: gamma outside (0, 1).
-    """
-    if not 0.0 < gamma < 1.0:
-        raise ValueError(f"gamma must be in (0, 1), got {gamma}")
-    n = step.shape[1]
-    visits = np.linalg.inv(np.eye(n) - gamma * step[:n])
-    agents = (visits - np.eye(n)) / np.diagonal(visits)
-    start = first_passage_from(step[n], agents, gamma)
-    return np.clip(np.vstack([agents, start]), 0.0, 1.0)
+def context_counts(counts: StepCounts, context: Context) -> Mapping[Stage, int]:
+    """Next stages after a context; after all its visits for ANY_VISITS."""
+    previous, current, visits = context
+    if visits != ANY_VISITS:
+        return counts.contexts.get(context, {})
+    total: Counter[Stage] = Counter()
+    for seen in range(MAX_VISITS + 1):
+        row = counts.contexts.get((previous, current, seen))
+        if row:
+            total.update(row)
+    return total
 
 
-def first_passage_within(step: Array, steps: int, gamma: float) -> Array:
-    """As `first_passage`, cut after `steps` steps; gamma may be 1. Stops early once nothing changes."""
-    passage = np.zeros_like(step)
-    for _ in range(steps):
-        following = _one_step(step, passage, gamma)
-        if np.abs(following - passage).max(initial=0.0) < 1e-9:
-            return following
-        passage = following
-    return passage
+def _kept_stages(counts: StepCounts, slots: Sequence[int], max_stages: int) -> dict[Stage, int]:
+    """Each slot at any visit first, then the stages with most observations, up to `max_stages` in all."""
+    seen: Counter[Stage] = Counter()
+    for stage, row in counts.stages.items():
+        seen[stage] += sum(row.values())
+        seen.update(row)
+    allowed = set(slots)
+    told = [(-count, stage) for stage, count in seen.items() if stage[0] in allowed and stage[1] != ANY_VISITS]
+    kept = [(slot, ANY_VISITS) for slot in slots]
+    kept += [stage for _, stage in sorted(told)[: max(max_stages - len(kept), 0)]]
+    return {stage: i for i, stage in enumerate(kept)}
 
 
-def _one_step(step: Array, passage: Array, gamma: float) -> Array:
-    agents = passage[: step.shape[1]]
-    elsewhere = agents - np.diag(np.diagonal(agents))
-    return gamma * (step + step @ elsewhere)
+def _vector(row: Mapping[Stage, int], stages: Mapping[Stage, int], end: int) -> Array:
+    """Counts over stages [s+1], END last."""
+    vector = np.zeros(len(stages) + 1)
+    for stage, count in row.items():
+        if stage[0] == end:
+            vector[-1] += count
+        else:
+            i = stages.get(stage, stages.get((stage[0], ANY_VISITS)))
+            if i is not None:
+                vector[i] += count
+    return vector
 
 
-def first_passage_from(step_row: Array, passage: Array, gamma: float) -> Array:
-    """First passage [n] of a session whose next step is distributed as `step_row` [n]."""
-    n = step_row.shape[0]
-    agents = passage[:n]
-    return gamma * (step_row + step_row @ agents - step_row * np.diagonal(agents))
+def _pooled(raw: Array, agent_of: NDArray[np.int64]) -> Array:
+    """What to expect after an agent of which nothing is known [n, s+1]: as often as any agent it comes
+    again, else the next stage is as over all changes of agent. Where none is known the session ends."""
+    n = len(raw)
+    same = np.pad(agent_of == np.arange(n)[:, None], ((0, 0), (0, 1)))
+    changes = np.where(same, 0.0, raw)
+    total = max(raw.sum(), 1.0)
+    others = np.where(same, 0.0, changes.sum(axis=0))
+    others /= np.maximum(others.sum(axis=1, keepdims=True), 1.0)
+    again = (raw.sum() - changes.sum()) / total
+    prior = others * (min(changes.sum(), total) / total)
+    prior[np.arange(n), np.arange(n)] += again
+    if raw.any():
+        prior[:, -1] += 1.0 - prior.sum(axis=1)
+    return prior
+
+
+def _leaning(counts: Array, parent: Array) -> Array:
+    """Rows of counts as probabilities, with PRIOR pseudo-counts spread as in `parent`."""
+    total = counts.sum(axis=-1, keepdims=True)
+    return (counts + PRIOR * parent) / np.maximum(total + PRIOR, 1.0)

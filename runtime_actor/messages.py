@@ -71,9 +71,7 @@ def _schema(cls: type) -> list[tuple[str, tuple[type, ...], bool]]:
             hint = hints[field.name]
             parts = typing.get_args(hint) if typing.get_origin(hint) not in (dict, list) else (hint,)
             allowed = tuple(typing.get_origin(part) or part for part in (parts or (hint,)))
-            required = (
-                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            )
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             rows.append((field.name, allowed, required))
         _SCHEMAS[cls] = rows
     return _SCHEMAS[cls]
@@ -81,7 +79,10 @@ def _schema(cls: type) -> list[tuple[str, tuple[type, ...], bool]]:
 
 def _checked(kind: str, name: str, value: Any, allowed: tuple[type, ...]) -> Any:
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise MessageError(f"{kind}: field {name!r} is too large for a float") from error
     if list in allowed and isinstance(value, tuple):
         return list(value)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -237,7 +238,7 @@ EVENTS: dict[str, type[Message]] = {
 def event_from_wire(wire: Any) -> Message:
     """Raises MessageError for an unknown kind or a bad field."""
     kind = wire.get("kind") if isinstance(wire, dict) else None
-    if kind not in EVENTS:
+    if not isinstance(kind, str) or kind not in EVENTS:
         raise MessageError(f"event: unknown kind {kind!r}; known: {', '.join(sorted(EVENTS))}")
     return EVENTS[kind].from_wire(wire)
 
@@ -266,8 +267,8 @@ class ReplicaReport(Message):
     running: int
     waiting: int
     resident: dict[str, dict[str, int]]
-    anchors: dict[str, dict[str, list]]
-    sessions: list[list]
+    anchors: dict[str, dict[str, list[Any]]]
+    sessions: list[list[Any]]
     prompt_tokens: int
     cached_tokens: int
     evicted_blocks: int
@@ -283,8 +284,8 @@ class ExchangeRequest(Message):
     caller_kind: str
     epoch: int
     version: int
-    events: list[dict]
-    report: dict | None = None
+    events: list[dict[str, Any]]
+    report: dict[str, Any] | None = None
 
 
 # --- to replicas and gateways -----------------------------------------------------------------------
@@ -316,18 +317,22 @@ class ExchangeReply(Message):
     """`tables` maps workload -> ReachTables bytes, only those that changed since the caller's version.
 
     `ended` lists [workload, session]. `cluster` is for gateways only: what routing needs (None for
-    replicas). `next_call_s` is when the actor wants to hear from the caller again at the latest.
+    replicas). `next_call_s` is when the actor wants to hear from the caller again at the latest, and
+    `min_gap_s` the least time it wants between two calls even if there is news. `policy` says how a
+    replica orders its cache now: {"mode": str, "weight": float, "prefetch": bool}.
     """
 
     kind: ClassVar[str] = "exchange_reply"
     epoch: int
     version: int
     tables: dict[str, bytes]
-    actions: list[dict]
-    ended: list[list]
+    actions: list[dict[str, Any]]
+    ended: list[list[str]]
     next_call_s: float
     need_sessions: bool = False
-    cluster: dict | None = None
+    cluster: dict[str, Any] | None = None
+    policy: dict[str, Any] = dataclasses.field(default_factory=dict)
+    min_gap_s: float = 0.1
 
 
 # --- to the gateway ---------------------------------------------------------------------------------

@@ -1,26 +1,44 @@
 """Transition counts -> reach tables: how likely, and how soon, each agent's KV is needed again.
 
-value(i -> j) = sum over k >= 1 of gamma^k * P(the session's first request of agent j, from i, is its
-k-th). Exact linear algebra; a few hundred microseconds at 64 agents.
+value = E[exp(-decay * T)], T the seconds from a request to the session's next request of agent j (never:
+0), with decay chosen so that a mean gap costs the factor gamma. T is a first-passage time of a semi-Markov
+chain: each step adds a gap of the agent it leaves.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from runtime_actor.chain import Array, Chain, first_passage, first_passage_from, first_passage_within
-from runtime_actor.tables import MAX_WIRE_BYTES, ReachTables, wire_bytes
+from runtime_actor.chain import MAX_STAGES, Array, Chain
+from runtime_actor.counts import ANY_VISITS, gap_bin_centres_s
+from runtime_actor.tables import MAX_WIRE_BYTES, WAIT_POINTS, ReachTables, Waits, wire_bytes
 from runtime_actor.transitions import TransitionModel
+
+GAP_PRIOR = 2.0
+"""Pseudo-gaps with which an agent's gaps lean on those of all agents."""
+
+DECLARED_BINS = 1
+"""A session that ends in the shortest bin was declared over with its last request, not found silent."""
+
+
+ContextKey = tuple[int | None, int, int]
+"""(previous slot, current slot, visits); previous None: whatever came before."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachSettings:
-    """gamma: discount a step, in (0, 1). horizon_steps: cut after so many steps; None: no cut."""
+    """gamma: discount of a mean gap, in (0, 1). horizon_steps: cut after so many steps; None: no cut.
 
-    gamma: float = 0.9
+    max_stages: stages told apart; 0: a request's number in its session plays no part. Contexts beyond
+    what fits `max_bytes` are left out, least observed first.
+    """
+
+    gamma: float = 0.7
     horizon_steps: int | None = None
+    max_stages: int = MAX_STAGES
     max_bytes: int = MAX_WIRE_BYTES
 
     def __post_init__(self) -> None:
@@ -35,61 +53,133 @@ def compute_tables(
 ) -> ReachTables:
     """Tables of `model` as it stands. Pure: equal counts give equal tables."""
     settings = settings or ReachSettings()
-    chain = model.chain()
+    chain = model.chain(settings.max_stages)
+    n = chain.num_agents
     agents = tuple(model.name_of(slot) for slot in chain.slots)
-    passage = _passage(chain.step, settings)
-    pairs = _pairs_by_evidence(model, chain, _pair_room(workload, agents, settings.max_bytes))
-    shorter = passage
-    if settings.horizon_steps is not None:
-        shorter = first_passage_within(chain.step, settings.horizon_steps - 1, settings.gamma)
-    rows = [
-        first_passage_from(chain.second_step(previous, current), shorter, settings.gamma)
-        for previous, current in pairs
-    ]
-    n = len(agents)
-    index = {**chain.position, model.start: n}
+    gaps = _Gaps(model, chain, settings.gamma)
+    steps = settings.horizon_steps
+    passage = chain.passage(gaps.discount, None if steps is None else steps - 1)
+    arriving = chain.arriving(passage)
+    contexts = _contexts_by_evidence(chain, _room(workload, agents, settings.max_bytes))
+    steps_from, ends = _steps_from(chain, contexts)
+    left = np.array([chain.index(current, ANY_VISITS) for _, current, _ in contexts], np.intp)
+    values = gaps.discount[left, None] * (steps_from @ arriving)
+    first = np.vstack([gaps.discount[:, None] * (chain.step[:n] @ arriving), chain.start @ arriving])
+    index = {slot: i for i, slot in enumerate(chain.slots)} | {model.start: n, None: n + 1}
+    keys = [(index[previous], index[current], visits) for previous, current, visits in contexts]
     return ReachTables(
         workload=workload,
         agents=agents,
-        first=passage.astype(np.float32),
-        second_pairs=np.array([(index[p], index[c]) for p, c in pairs], np.int16).reshape(-1, 2),
-        second=np.array(rows, np.float32).reshape(-1, n).clip(0.0, 1.0),
+        first=first.astype(np.float32).clip(0.0, 1.0),
+        contexts=np.array(keys, np.int16).reshape(-1, 3),
+        context_values=values.astype(np.float32).clip(0.0, 1.0),
+        context_ends=ends.astype(np.float32).clip(0.0, 1.0),
         arrivals_per_request=_arrivals_per_request(model),
-        gap_s=_gaps_s(model, chain),
-        end_probability=chain.end.astype(np.float32).clip(0.0, 1.0),
+        gamma=settings.gamma,
+        gap_s=gaps.mean_s,
+        end_probability=chain.end[:n].astype(np.float32).clip(0.0, 1.0),
+        waits=gaps.waits(),
     )
 
 
-def _passage(step: Array, settings: ReachSettings) -> Array:
-    if settings.horizon_steps is None:
-        return first_passage(step, settings.gamma)
-    return first_passage_within(step, settings.horizon_steps, settings.gamma)
+def _steps_from(chain: Chain, contexts: list[ContextKey]) -> tuple[Array, Array]:
+    """P(next stage) [m, s] and P(end) [m] of each context."""
+    step = np.empty((len(contexts), len(chain.agent_of)))
+    end = np.empty(len(contexts))
+    for k, (previous, current, visits) in enumerate(contexts):
+        if previous is None:
+            at = chain.index(current, visits)
+            step[k], end[k] = chain.step[at], chain.end[at]
+        else:
+            step[k], end[k] = chain.step_from(previous, current, visits)
+    return step, end
 
 
-def _pair_room(workload: str, agents: tuple[str, ...], max_bytes: int) -> int:
+def _room(workload: str, agents: tuple[str, ...], max_bytes: int) -> int:
     empty = wire_bytes(workload, agents, 0)
     return max(0, (max_bytes - empty) // (wire_bytes(workload, agents, 1) - empty))
 
 
-def _pairs_by_evidence(model: TransitionModel, chain: Chain, room: int) -> list[tuple[int, int]]:
-    """Order-2 pairs, most observations first, as many as fit."""
-    known = [
-        (sum(counts.values()), pair)
-        for pair, counts in model.second.items()
-        if pair[1] in chain.position and (pair[0] in chain.position or pair[0] == model.start)
-    ]
-    known.sort(key=lambda item: (-item[0], item[1]))
-    return [pair for _, pair in known[:room]]
+def _contexts_by_evidence(chain: Chain, room: int) -> list[ContextKey]:
+    """The contexts with most observations, as many as fit; none that says what a coarser one says."""
+    counts = chain.counts
+    told: list[tuple[int, tuple[int, int, int], ContextKey]] = []
+    seen: dict[tuple[int, int], int] = {}
+    pairs: dict[tuple[int, int], int] = {}
+    places = set(chain.slots)
+    for (previous, current, visits), row in counts.contexts.items():
+        if current in places:
+            total = sum(row.values())
+            seen[current, visits] = seen.get((current, visits), 0) + total
+            pairs[previous, current] = pairs.get((previous, current), 0) + total
+    agent_total: dict[int, int] = {}
+    for (current, _), total in seen.items():
+        agent_total[current] = agent_total.get(current, 0) + total
+    for (current, visits), total in seen.items():
+        if visits != ANY_VISITS and total < agent_total[current]:
+            told.append((-total, (-1, current, visits), (None, current, visits)))
+    for (previous, current), total in pairs.items():
+        if total < agent_total[current] and (previous in places or previous == counts.start):
+            told.append((-total, (previous, current, ANY_VISITS), (previous, current, ANY_VISITS)))
+    for context, row in counts.contexts.items():
+        previous, current, visits = context
+        if current not in places or previous not in places or visits == ANY_VISITS:
+            continue
+        total = sum(row.values())
+        if total < seen[current, visits] and total < pairs[previous, current]:
+            told.append((-total, context, context))
+    return [key for _, _, key in sorted(told)[:room]]
 
 
 def _arrivals_per_request(model: TransitionModel) -> float:
-    requests = int(model.first[:, : model.max_agents].sum())
-    return int(model.first[model.start, : model.max_agents].sum()) / max(requests, 1)
+    first = model.steps.first
+    requests = int(first[:, : model.max_agents].sum())
+    return int(first[model.start, : model.max_agents].sum()) / max(requests, 1)
 
 
-def _gaps_s(model: TransitionModel, chain: Chain) -> np.ndarray:
-    """Mean gap of each agent [n]; the mean over all for an agent never followed; inf with no gap at all."""
-    counts = model.gap_count[list(chain.slots)].astype(np.float64)
-    sums = model.gap_ms_sum[list(chain.slots)] / 1000.0
-    pooled = sums.sum() / counts.sum() if counts.sum() else np.inf
-    return np.where(counts > 0, sums / np.maximum(counts, 1.0), pooled).astype(np.float32)
+class _Gaps:
+    """Silences of a workload: mean_s [n], discount [n] a step, and the tables of waiting."""
+
+    def __init__(self, model: TransitionModel, chain: Chain, gamma: float) -> None:
+        steps = model.steps
+        slots = list(chain.slots)
+        counts = steps.gap_count[slots].astype(np.float64)
+        sums = steps.gap_ms_sum[slots] / 1000.0
+        self._pooled_s = float(sums.sum() / counts.sum()) if counts.sum() else math.inf
+        means = np.where(counts > 0, sums / np.maximum(counts, 1.0), self._pooled_s)
+        self.mean_s = means.astype(np.float32)
+        self._known = 0.0 < self._pooled_s < math.inf
+        self._gamma = gamma
+        self._ends = steps.ends[slots].astype(np.float64)
+        self._ends[:, :DECLARED_BINS] = 0.0
+        gaps = steps.gaps[slots].astype(np.float64)
+        self._gaps = gaps + GAP_PRIOR * gaps.sum(axis=0) / max(gaps.sum(), 1.0)
+        self._decay = -math.log(gamma) / self._pooled_s if self._known else 0.0
+        self.discount = self._discount(len(slots))
+
+    def _discount(self, n: int) -> Array:
+        if not self._known:
+            return np.full(n, self._gamma)
+        at_centres = np.exp(-self._decay * gap_bin_centres_s())
+        return (self._gaps @ at_centres) / self._gaps.sum(axis=1)
+
+    def waits(self) -> Waits | None:
+        """What silence says, at WAIT_POINTS times from 1/32 of the mean gap up; None without gaps."""
+        if not self._known:
+            return None
+        first_s = self._pooled_s / 32.0
+        points_s = np.concatenate([[0.0], first_s * 2.0 ** (np.arange(WAIT_POINTS - 1) / 2.0)])
+        centres_s = gap_bin_centres_s()
+        later = (centres_s[None, :] >= 0.92 * points_s[:, None]).astype(np.float64)
+        left_s = np.maximum(centres_s[None, :] - points_s[:, None], 0.0)
+        still = self._gaps @ later.T
+        discounted = self._gaps @ (later * np.exp(-self._decay * left_s)).T
+        going = still / self._gaps.sum(axis=1, keepdims=True)
+        silent_ends = self._ends @ later.T / np.maximum(self._ends.sum(axis=1, keepdims=True), 1.0)
+        discount = np.divide(discounted, still, out=np.zeros_like(still), where=still > 0.0)
+        return Waits(
+            first_s=first_s,
+            going=going.astype(np.float32),
+            silent_ends=silent_ends.astype(np.float32),
+            discount=discount.astype(np.float32),
+        )

@@ -1,8 +1,9 @@
 """Windowed transition counts of one workload: which agent follows which inside a session.
 
 The chain is counted per session, never over the interleaved stream, with START and END as states. A
-window entry is (previous, current, next): it feeds order 1 (current -> next) and order 2
-((previous, current) -> next) and leaves both again when `window` newer entries have come.
+window entry is (previous, current, next) with the visit numbers of the last two: it feeds order 1
+(current -> next) and order 2 ((previous, current) -> next), by stage, and leaves both again when `window`
+newer entries have come.
 
 A repeat (an agent after itself) stays in the chain that values are computed from, but it is no
 transition: `counts` and `probabilities` leave it out and `repeats` has it.
@@ -11,42 +12,53 @@ transition: `counts` and `probabilities` leave it out and `repeats` has it.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from runtime_actor.chain import Chain, first_passage_from, first_passage_within
+from runtime_actor.chain import MAX_STAGES, Chain
+from runtime_actor.counts import (
+    ANY_VISITS,
+    MAX_GAP_MS,
+    MAX_VISITS,
+    StepCounts,
+    Window,
+    WindowEntry,
+)
 from runtime_actor.errors import CheckpointError
 from runtime_actor.tables import OTHER
 
 START = "start"
 END = "end"
-STATE_VERSION = 1
-MAX_GAP_MS = 86_400_000
-"""A longer silence counts as one day, so that one forgotten session can't move a mean for ever."""
+STATE_VERSION = 2
 
 
 @dataclass(slots=True)
 class SessionPosition:
-    """Where a live session stands: slots of its last two requests' agents and when the last one came."""
+    """Where a live session stands: slots of its last two requests' agents and when the last one came.
+
+    visits: requests of each slot so far, up to MAX_VISITS; at most one number a slot.
+    """
 
     previous: int
     current: int
     t_s: float
     requests: int
+    visits: dict[int, int] = field(default_factory=dict)
 
+    def visit(self, slot: int) -> int:
+        """Count a request of `slot`; returns its number."""
+        self.visits[slot] = min(self.visits.get(slot, 0) + 1, MAX_VISITS)
+        return self.visits[slot]
 
-@dataclass(frozen=True, slots=True)
-class WindowEntry:
-    """One counted step. `gap_ms` is whole milliseconds so that sums come back exactly; None: unknown."""
-
-    before: int
-    source: int
-    target: int
-    gap_ms: int | None
+    def forget(self, slot: int, other: int) -> None:
+        """`slot` belongs to another agent from now on."""
+        self.visits.pop(slot, None)
+        self.previous = other if self.previous == slot else self.previous
+        self.current = other if self.current == slot else self.current
 
 
 class TransitionModel:
@@ -77,12 +89,8 @@ class TransitionModel:
         self._slots: dict[str, int] = {}
         self._free_slots: list[int] = list(range(max_agents - 2, -1, -1))
         self._uses = [0] * (max_agents + 2)
-        self._entries: deque[WindowEntry] = deque()
+        self._window = Window(window, self.start, self.end_state)
         self._sessions: OrderedDict[str, SessionPosition] = OrderedDict()
-        self.first = np.zeros((max_agents + 2, max_agents + 2), dtype=np.int64)
-        self.second: dict[tuple[int, int], Counter[int]] = {}
-        self.gap_ms_sum = np.zeros(max_agents + 2, dtype=np.int64)
-        self.gap_count = np.zeros(max_agents + 2, dtype=np.int64)
 
     # --- events -------------------------------------------------------------------------------------
 
@@ -91,14 +99,16 @@ class TransitionModel:
         slot = self._slot_of(agent)
         position = self._sessions.get(session)
         if position is None:
-            self._count(WindowEntry(self.start, self.start, slot, None))
-            self._sessions[session] = SessionPosition(self.start, slot, t_s, 1)
+            position = self._sessions[session] = SessionPosition(self.start, slot, t_s, 1)
+            self._count(WindowEntry(self.start, self.start, slot, None, 0, position.visit(slot)))
             if len(self._sessions) > self.max_sessions:
-                self._close(next(iter(self._sessions)))
+                self._close(next(iter(self._sessions)), None)
         else:
-            gap_ms = min(max(round((t_s - position.t_s) * 1000.0), 0), MAX_GAP_MS)
-            self._count(WindowEntry(position.previous, position.current, slot, gap_ms))
-            position.previous, position.current = position.current, slot
+            before, source = position.previous, position.current
+            seen = position.visits.get(source, ANY_VISITS)
+            gap_ms = _gap_ms(position, t_s)
+            self._count(WindowEntry(before, source, slot, gap_ms, seen, position.visit(slot)))
+            position.previous, position.current = source, slot
             position.t_s = max(position.t_s, t_s)
             position.requests += 1
             self._sessions.move_to_end(session)
@@ -108,7 +118,7 @@ class TransitionModel:
         """`session` is over. Returns False, and counts nothing, if it isn't live."""
         if session not in self._sessions:
             return False
-        self._close(session)
+        self._close(session, t_s)
         self.version += 1
         return True
 
@@ -119,9 +129,11 @@ class TransitionModel:
             self.end(session, now_s)
         return expired
 
-    def _close(self, session: str) -> None:
+    def _close(self, session: str, t_s: float | None) -> None:
         position = self._sessions.pop(session)
-        self._count(WindowEntry(position.previous, position.current, self.end_state, None))
+        gap_ms = MAX_GAP_MS if t_s is None else _gap_ms(position, t_s)
+        seen = position.visits.get(position.current, ANY_VISITS)
+        self._count(WindowEntry(position.previous, position.current, self.end_state, gap_ms, seen))
 
     # --- what is known ------------------------------------------------------------------------------
 
@@ -136,9 +148,14 @@ class TransitionModel:
         return self._sessions
 
     @property
+    def steps(self) -> StepCounts:
+        """Counts of the window, by slot."""
+        return self._window.counts
+
+    @property
     def observed(self) -> int:
         """Entries in the window."""
-        return len(self._entries)
+        return len(self._window.entries)
 
     @property
     def live_slots(self) -> list[int]:
@@ -161,14 +178,12 @@ class TransitionModel:
 
     def counts(self) -> dict[tuple[str, str], int]:
         """(from, to) -> count in the window, START and END included, repeats left out."""
-        pairs = zip(*np.nonzero(self.first), strict=True)
-        return {
-            (self.name_of(i), self.name_of(j)): int(self.first[i, j]) for i, j in pairs if i != j
-        }
+        pairs = zip(*np.nonzero(self.steps.first), strict=True)
+        return {(self.name_of(i), self.name_of(j)): int(self.steps.first[i, j]) for i, j in pairs if i != j}
 
     def repeats(self) -> dict[str, int]:
         """Agent -> how often it followed itself inside a session."""
-        diagonal = np.diagonal(self.first)
+        diagonal = np.diagonal(self.steps.first)
         return {self.name_of(i): int(diagonal[i]) for i in np.flatnonzero(diagonal)}
 
     def probabilities(self) -> dict[tuple[str, str], float]:
@@ -184,7 +199,7 @@ class TransitionModel:
 
         Source: Zhang et al., CacheScout (arXiv 2608.14624), its gate for prefetches.
         """
-        matrix = self.first.astype(np.float64)
+        matrix = self.steps.first.astype(np.float64)
         np.fill_diagonal(matrix, 0.0)
         total = matrix.sum()
         if total == 0.0:
@@ -197,15 +212,15 @@ class TransitionModel:
         given = sum(w / total * _entropy(row / w) for row, w in zip(rows, weights, strict=True))
         return float(min(max(1.0 - given / baseline, 0.0), 1.0))
 
-    def chain(self) -> Chain:
+    def chain(self, max_stages: int = MAX_STAGES) -> Chain:
         """The smoothed step probabilities of now, repeats included."""
-        return Chain.from_counts(self.first, self.second, self.live_slots, self.start, self.end_state)
+        return Chain.from_counts(self.steps, self.live_slots, max_stages)
 
     def forecast(self, session: str, horizon: int) -> dict[str, float]:
         """Agent -> P(it fires within the session's next `horizon` requests), each in [0, 1].
 
-        First passage: order 2 for the first step, order 1 after it. OTHER stands for the agents without
-        a slot.
+        First passage: order 2 for the first step, order 1 after it, both by stage. OTHER stands for the
+        agents without a slot.
 
         Raises:
             KeyError: the session isn't live.
@@ -214,11 +229,9 @@ class TransitionModel:
         if horizon < 1:
             raise ValueError(f"horizon must be >= 1, got {horizon}")
         position = self._sessions[session]
-        chain = self.chain()
-        step = chain.second_step(position.previous, position.current)
-        passage = first_passage_within(chain.step, horizon - 1, 1.0)
-        row = first_passage_from(step, passage, 1.0).clip(0.0, 1.0)
-        return {self.name_of(slot): float(p) for slot, p in zip(chain.slots, row, strict=True)}
+        visits = position.visits.get(position.current, ANY_VISITS)
+        row = self.chain().within(position.previous, position.current, visits, horizon)
+        return {self.name_of(slot): float(p) for slot, p in zip(self.live_slots, row, strict=True)}
 
     # --- counting -----------------------------------------------------------------------------------
 
@@ -239,41 +252,18 @@ class TransitionModel:
 
     def _move_sessions_to_other(self, slot: int) -> None:
         for position in self._sessions.values():
-            if position.previous == slot:
-                position.previous = self.other
-            if position.current == slot:
-                position.current = self.other
+            position.forget(slot, self.other)
 
     def _count(self, entry: WindowEntry) -> None:
-        self._entries.append(entry)
-        self._add(entry, 1)
         for slot in (entry.before, entry.source, entry.target):
             if slot < self.other and self._uses[slot] == 0 and slot in self._free_slots:
                 self._free_slots.remove(slot)
             self._uses[slot] += 1
-        if len(self._entries) > self.window:
-            self._forget(self._entries.popleft())
-
-    def _forget(self, entry: WindowEntry) -> None:
-        self._add(entry, -1)
-        for slot in (entry.before, entry.source, entry.target):
+        oldest = self._window.push(entry)
+        for slot in (oldest.before, oldest.source, oldest.target) if oldest else ():
             self._uses[slot] -= 1
             if slot < self.other and self._uses[slot] == 0:
                 self._free_slots.insert(0, slot)
-
-    def _add(self, entry: WindowEntry, sign: int) -> None:
-        self.first[entry.source, entry.target] += sign
-        if entry.source != self.start:
-            pair = (entry.before, entry.source)
-            row = self.second.setdefault(pair, Counter())
-            row[entry.target] += sign
-            if row[entry.target] == 0:
-                del row[entry.target]
-                if not row:
-                    del self.second[pair]
-        if entry.gap_ms is not None:
-            self.gap_ms_sum[entry.source] += sign * entry.gap_ms
-            self.gap_count[entry.source] += sign
 
     # --- checkpoints --------------------------------------------------------------------------------
 
@@ -286,16 +276,17 @@ class TransitionModel:
             "max_sessions": self.max_sessions,
             "names": list(self._names[:-1]),
             "free_slots": list(self._free_slots),
-            "entries": [[e.before, e.source, e.target, e.gap_ms] for e in self._entries],
+            "entries": [
+                [e.before, e.source, e.target, e.gap_ms, e.source_visits, e.target_visits] for e in self._window.entries
+            ],
             "sessions": [
-                [s, p.previous, p.current, p.t_s, p.requests] for s, p in self._sessions.items()
+                [s, p.previous, p.current, p.t_s, p.requests, [[k, v] for k, v in p.visits.items()]]
+                for s, p in self._sessions.items()
             ],
         }
 
     @classmethod
-    def restore(
-        cls, state: Any, window: int | None = None, max_sessions: int | None = None
-    ) -> TransitionModel:
+    def restore(cls, state: Any, window: int | None = None, max_sessions: int | None = None) -> TransitionModel:
         """Rebuild a model, cut to a smaller `window` or `max_sessions` where one is given.
 
         Raises:
@@ -321,57 +312,60 @@ class TransitionModel:
         self._names = [*names, OTHER]
         self._slots = {name: slot for slot, name in enumerate(names) if name is not None}
         self._free_slots = [int(slot) for slot in state["free_slots"]]
-        for before, source, target, gap_ms in state["entries"]:
-            self._count(self._checked_entry(before, source, target, gap_ms))
-        for session, previous, current, t_s, requests in state["sessions"][-self.max_sessions :]:
+        for fields in state["entries"]:
+            self._count(self._checked_entry(*fields))
+        for session, previous, current, t_s, requests, visits in state["sessions"][-self.max_sessions :]:
             self._sessions[str(session)] = SessionPosition(
-                int(previous), int(current), float(t_s), int(requests)
+                int(previous),
+                int(current),
+                float(t_s),
+                int(requests),
+                {int(slot): min(int(count), MAX_VISITS) for slot, count in visits},
             )
         self.check_invariants()
 
-    def _checked_entry(self, before: Any, source: Any, target: Any, gap_ms: Any) -> WindowEntry:
+    def _checked_entry(self, before: Any, source: Any, target: Any, gap_ms: Any, seen: Any, visits: Any) -> WindowEntry:
         agents_or_start = range(self.start + 1)
         targets = (*range(self.max_agents), self.end_state)
         if before not in agents_or_start or source not in agents_or_start or target not in targets:
             raise ValueError(f"window entry {[before, source, target]} names no slot")
         if gap_ms is not None and not 0 <= gap_ms <= MAX_GAP_MS:
             raise ValueError(f"gap of {gap_ms} ms is out of range")
-        return WindowEntry(before, source, target, gap_ms)
+        if seen not in range(MAX_VISITS + 1) or visits not in range(MAX_VISITS + 1):
+            raise ValueError(f"visits {[seen, visits]} are out of range")
+        return WindowEntry(before, source, target, gap_ms, seen, visits)
 
     def check_invariants(self) -> None:
         """Recount everything from the window. Raises ValueError with what doesn't hold."""
-        fresh = np.zeros_like(self.first)
-        gaps = np.zeros_like(self.gap_ms_sum)
-        second: dict[tuple[int, int], Counter[int]] = {}
         uses: Counter[int] = Counter()
-        for entry in self._entries:
-            fresh[entry.source, entry.target] += 1
-            gaps[entry.source] += entry.gap_ms or 0
+        for entry in self._window.entries:
             uses.update((entry.before, entry.source, entry.target))
-            if entry.source != self.start:
-                second.setdefault((entry.before, entry.source), Counter())[entry.target] += 1
+        free = self._free_slots
         slots_ok = all(
-            (slot in self._free_slots) == (uses[slot] == 0) and self._uses[slot] == uses[slot]
-            for slot in range(self.other)
+            (slot in free) == (uses[slot] == 0) and self._uses[slot] == uses[slot] for slot in range(self.other)
         )
-        named = all(self._names[slot] == name for name, slot in self._slots.items())
         positions = all(
-            0 <= p.current <= self.other and 0 <= p.previous <= self.start
+            0 <= p.current <= self.other
+            and 0 <= p.previous <= self.start
+            and all(0 <= slot <= self.other and 1 <= n <= MAX_VISITS for slot, n in p.visits.items())
             for p in self._sessions.values()
         )
         checks = {
-            "order 1 counts": bool((fresh == self.first).all()),
-            "order 2 counts": second == self.second,
-            "gap sums": bool((gaps == self.gap_ms_sum).all()),
-            "window length": len(self._entries) <= self.window,
+            "window length": self.observed <= self.window,
             "session cap": len(self._sessions) <= self.max_sessions,
-            "slots": slots_ok and len(set(self._free_slots)) == len(self._free_slots),
-            "names": named and len(self._slots) == len(self.agents),
+            "slots": slots_ok and len(set(free)) == len(free),
+            "names": all(self._names[slot] == name for name, slot in self._slots.items())
+            and len(self._slots) == len(self.agents),
             "positions": positions,
         }
         broken = [name for name, holds in checks.items() if not holds]
+        broken += self.steps.differences(self._window.entries)
         if broken:
             raise ValueError(f"transition model: {', '.join(broken)} don't hold")
+
+
+def _gap_ms(position: SessionPosition, t_s: float) -> int:
+    return min(max(round((t_s - position.t_s) * 1000.0), 0), MAX_GAP_MS)
 
 
 def _entropy(p: np.ndarray) -> float:

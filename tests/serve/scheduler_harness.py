@@ -49,9 +49,7 @@ def make_config(
     folder: Path, runtime: dict[str, Any] | None, async_scheduling: bool = False, policy: str = "fcfs"
 ) -> VllmConfig:
     (folder / "config.json").write_text(json.dumps(MODEL))
-    model = ModelConfig(
-        model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=4096
-    )
+    model = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=4096)
     scheduling = SchedulerConfig(
         max_num_seqs=8,
         max_num_batched_tokens=256,
@@ -86,9 +84,7 @@ class Engine:
     ) -> None:
         config = make_config(folder, runtime, **options)
         config.cache_config.num_gpu_blocks = num_blocks
-        spec = FullAttentionSpec(
-            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
+        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
         kv_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
         arguments: dict[str, Any] = {
             "vllm_config": config,
@@ -143,9 +139,7 @@ class Engine:
         priority: int = 0,
     ) -> None:
         args = {OWNER_XARG: OwnerTag("w", agent, session, kind).encode()} if agent else None
-        params = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, extra_args=extra if extra is not None else args
-        )
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra if extra is not None else args)
         params.update_from_generation_config({}, eos_token_id=2)
         request = Request(
             request_id=name,

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.v1.request import RequestStatus
 
 from replicas.engine_messages import EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, WARMUP
 from runtime_actor.tables import OTHER, ReachTables
 from tests.serve.scheduler_harness import BLOCK_TOKENS, Engine, text, workload
-from vllm.v1.request import RequestStatus
 
 
 def play(engine: Engine, seed: int, requests: int) -> list[tuple[Any, ...]]:
@@ -61,8 +61,8 @@ def tables(first: list[list[float]]) -> bytes:
         workload="w",
         agents=AGENTS,
         first=np.array(first, np.float32),
-        second_pairs=np.zeros((0, 2), np.int16),
-        second=np.zeros((0, n), np.float32),
+        contexts=np.zeros((0, 3), np.int16),
+        context_values=np.zeros((0, n), np.float32),
         arrivals_per_request=0.0,
         gap_s=np.full(n, 1000.0, np.float32),
         end_probability=np.full(n, 0.1, np.float32),
@@ -208,9 +208,7 @@ def test_bad_input_from_the_server_is_refused_by_name(tmp_path: Path) -> None:
     assert report.policy == "reach"
 
 
-def test_a_fault_in_the_policy_falls_back_to_stock_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_the_policy_falls_back_to_stock_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tmp_path, {"policy": "reach"}, num_blocks=60)
     exchange(engine, tables={"w": A_COMES_BACK})
     monkeypatch.setattr(engine.scheduler.keeper.directory, "changed", lambda: 1 / 0)
@@ -232,9 +230,7 @@ def test_a_warm_up_is_useful_at_its_agents_first_hit(tmp_path: Path) -> None:
     assert exchange(engine).warmups == []
     engine.serve("r1", anchor + text("y", 40), "a", "s2")
     report = exchange(engine)
-    assert [(w.action_id, w.outcome, w.reason, w.blocks) for w in report.warmups] == [
-        ("action-1", "useful", "hit", 10)
-    ]
+    assert [(w.action_id, w.outcome, w.reason, w.blocks) for w in report.warmups] == [("action-1", "useful", "hit", 10)]
     assert report.requests == 2 and len(exchange(engine, with_sessions=True).sessions) == 2
 
 

@@ -1,0 +1,110 @@
+"""Token ids of agents' shared prefixes: what a warm-up needs and a matrix can't carry."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from replicas.anchor_finder import FoundAnchor
+from runtime_actor.errors import MessageError
+
+TOKEN_BYTES = 4
+"""Token ids travel as little-endian int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A shared prefix as an engine saw it; salt and adapter are those of the real requests."""
+
+    workload: str
+    agent: str
+    digest: str
+    token_ids: bytes
+    cache_salt: str | None
+    lora_name: str | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // TOKEN_BYTES
+
+
+def anchor_from(found: FoundAnchor) -> Anchor:
+    """An anchor as an engine found it."""
+    return Anchor(found.workload, found.agent, found.digest, found.token_ids, found.cache_salt, found.lora_name)
+
+
+def decode_token_ids(token_ids: bytes) -> list[int]:
+    """Raises MessageError for a ragged buffer or a negative id."""
+    if len(token_ids) % TOKEN_BYTES:
+        raise MessageError(f"token_ids: {len(token_ids)} bytes is no multiple of {TOKEN_BYTES}")
+    ids = np.frombuffer(token_ids, dtype="<i4")
+    if ids.size and ids.min() < 0:
+        raise MessageError("token_ids: negative id")
+    return ids.tolist()
+
+
+class AnchorStore:
+    """Anchors by digest, least recently used out first at a cap of bytes and of entries.
+
+    A digest is announced to the actor once an epoch: `unannounced` hands each one out once, and
+    `forget_announcements` (a new epoch: a new actor that may know nothing) starts that again.
+    """
+
+    def __init__(self, *, cap_bytes: int, max_anchors: int) -> None:
+        self._cap_bytes = cap_bytes
+        self._max_anchors = max_anchors
+        self._anchors: OrderedDict[str, Anchor] = OrderedDict()
+        self._announced: set[str] = set()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._anchors)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def add(self, anchor: Anchor, *, announced: bool = False) -> bool:
+        """Keep an anchor; False if it is known, empty or larger than the whole store.
+
+        `announced`: it came from the actor, which needn't be told.
+        """
+        size = len(anchor.token_ids)
+        if anchor.digest in self._anchors:
+            self._anchors.move_to_end(anchor.digest)
+            return False
+        if not size or size > self._cap_bytes:
+            return False
+        self._anchors[anchor.digest] = anchor
+        self._bytes += size
+        if announced:
+            self._announced.add(anchor.digest)
+        while self._bytes > self._cap_bytes or len(self._anchors) > self._max_anchors:
+            digest, old = self._anchors.popitem(last=False)
+            self._announced.discard(digest)
+            self._bytes -= len(old.token_ids)
+        return True
+
+    def get(self, digest: str) -> Anchor | None:
+        anchor = self._anchors.get(digest)
+        if anchor is not None:
+            self._anchors.move_to_end(digest)
+        return anchor
+
+    def unannounced(self, max_anchors: int) -> list[Anchor]:
+        """Anchors the actor hasn't been told of in this epoch, now taken as told."""
+        new = [a for digest, a in self._anchors.items() if digest not in self._announced][:max_anchors]
+        self._announced.update(anchor.digest for anchor in new)
+        return new
+
+    def forget_announcements(self) -> None:
+        self._announced.clear()
+
+    def listing(self) -> dict[str, dict[str, list]]:
+        """workload -> agent -> [digest, tokens] of the most recently used anchor of each agent."""
+        listing: dict[str, dict[str, list]] = {}
+        for digest, anchor in self._anchors.items():
+            listing.setdefault(anchor.workload, {})[anchor.agent] = [digest, anchor.num_tokens]
+        return listing

@@ -1,0 +1,225 @@
+"""AppConfig: the `args` of the application in serve_config.yaml, checked to the last key.
+
+`load` raises ConfigurationError in one line: key path, value, what is allowed. The check of a whole
+file, with Ray Serve's own keys around it, is in `config_file.py`; `python -m serve_app.config FILE`
+runs it.
+"""
+
+import ipaddress
+import re
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from replicas.engine_messages import EngineSettings
+from replicas.settings import ReplicaSettings
+from replicas.simulated_engine import CostModel
+from runtime_actor.errors import ConfigurationError
+from runtime_actor.settings import RuntimeSettings, from_dict
+from serve_app.config_errors import explain
+from serve_app.engine_arguments import check_engine_kwargs
+
+EMBEDDED = "embedded"
+DEFAULT_STATE_DIR = "~/.cache/agent-runtime"
+
+
+class Section(BaseModel):
+    """A level of the file: no unknown keys, no text for a number, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class ModelConfig(Section):
+    """`source`: `embedded`, a directory, or a hub id. `modalities` beyond text need a model that has them."""
+
+    id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/\-]*$")
+    source: str = Field(min_length=1, max_length=1024)
+    modalities: list[Literal["text", "image", "audio", "video"]] = ["text"]
+
+
+class AutoscalingConfig(Section):
+    """Handed to Ray Serve; only what is stable there."""
+
+    min_replicas: int = Field(default=1, ge=0, le=4096)
+    max_replicas: int = Field(default=1, ge=1, le=4096)
+    target_ongoing_requests: float = Field(default=8.0, gt=0)
+    upscale_delay_s: float = Field(default=30.0, ge=0)
+    downscale_delay_s: float = Field(default=600.0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "AutoscalingConfig":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} must be at most max_replicas {self.max_replicas}")
+        return self
+
+
+class DeploymentConfig(Section):
+    """Resources are per replica. `accelerator_type` is Ray's name of a GPU (H100, L4, ...)."""
+
+    num_replicas: int = Field(default=1, ge=1, le=4096)
+    autoscaling: AutoscalingConfig | None = None
+    max_ongoing_requests: int = Field(default=64, ge=1, le=100_000)
+    num_cpus_per_replica: float = Field(default=1.0, ge=0, le=1024)
+    num_gpus_per_replica: float = Field(default=0.0, ge=0, le=64)
+    memory_bytes_per_replica: int = Field(default=0, ge=0)
+    accelerator_type: str | None = Field(default=None, min_length=1, max_length=64)
+    graceful_shutdown_timeout_s: float = Field(default=30.0, ge=0, le=86_400)
+    health_check_period_s: float = Field(default=10.0, gt=0, le=3600)
+    health_check_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    env_vars: dict[str, str] = {}
+
+
+class RoutingConfig(Section):
+    """Weights of the ranking; `max_snapshot_age_s` is how long a view of the cluster may be used."""
+
+    enabled: bool = True
+    cached_weight: float = Field(default=1.0, ge=0, le=100)
+    reach_weight: float = Field(default=0.5, ge=0, le=100)
+    load_weight: float = Field(default=1.0, ge=0, le=100)
+    hot_requests: int = Field(default=4, ge=1, le=10_000)
+    max_snapshot_age_s: float = Field(default=5.0, gt=0, le=600)
+    max_sessions: int = Field(default=16_384, ge=16, le=1_000_000)
+
+
+class ApiKey(Section):
+    """One key of a tenant, as its SHA-256 in hex; the key itself is never written down."""
+
+    tenant: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._\-]{0,63}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    operator: bool = False
+
+
+class GatewayConfig(Section):
+    """Limits of what a client may send and how long it may take."""
+
+    api_keys: list[ApiKey] = []
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1 << 30)
+    max_header_bytes: int = Field(default=32 * 1024, ge=1024, le=1 << 20)
+    max_json_depth: int = Field(default=64, ge=4, le=256)
+    max_in_flight: int = Field(default=256, ge=1, le=100_000)
+    max_choices: int = Field(default=16, ge=1, le=128)
+    retry_after_s: int = Field(default=1, ge=1, le=3600)
+    request_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    body_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    cors_origins: list[str] = []
+    secret_file: str | None = Field(default=None, min_length=1, max_length=4096)
+
+
+class AppConfig(Section):
+    """All of it. `policies` and `runtime` are checked by the runtime's own settings."""
+
+    model: ModelConfig
+    deployment: DeploymentConfig = DeploymentConfig()
+    engine: Literal["vllm", "simulated"] = "vllm"
+    engine_kwargs: dict[str, Any] = {}
+    policies: list[dict[str, Any]] = [{"name": "kv_cache"}]
+    runtime: dict[str, Any] = {}
+    replica: dict[str, Any] = {}
+    simulated: dict[str, Any] = {}
+    routing: RoutingConfig = RoutingConfig()
+    gateway: GatewayConfig = GatewayConfig()
+
+    @field_validator("model", "deployment", "routing", "gateway", mode="before")
+    @classmethod
+    def _absent(cls, value: Any, info: Any) -> Any:
+        """A section written without content reads as its defaults."""
+        return {} if value is None and info.field_name != "model" else value
+
+    def runtime_settings(self) -> RuntimeSettings:
+        """Raises ConfigurationError."""
+        values = {"checkpoint_dir": str(self.state_dir / "checkpoints"), **self.runtime}
+        return RuntimeSettings.from_dict({**values, "policies": self.policies})
+
+    def engine_policy(self) -> dict[str, Any]:
+        """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
+        for policy in self.runtime_settings().policies:
+            if policy.name == "kv_cache" and policy.enabled:
+                return {"policy": policy.mode, "weight": policy.weight}
+        return {"policy": "lru"}
+
+    @property
+    def state_dir(self) -> Path:
+        """Where the secret and the checkpoints of one user live unless configured."""
+        return Path(DEFAULT_STATE_DIR).expanduser()
+
+    @property
+    def secret_path(self) -> Path:
+        configured = self.gateway.secret_file
+        return Path(configured).expanduser() if configured else self.state_dir / "identity.key"
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens that a replica's KV cache can hold, where the configuration says so; one block is vLLM's own."""
+        blocks = self.engine_kwargs.get("num_gpu_blocks_override")
+        if blocks is None:
+            return None
+        return (int(blocks) - 1) * int(self.engine_kwargs.get("block_size") or 16)
+
+
+def load(args: Any) -> AppConfig:
+    """Raises ConfigurationError in one line."""
+    if not isinstance(args, dict):
+        raise ConfigurationError(f"args: {args!r} is not allowed; allowed: a mapping with at least 'model'")
+    try:
+        config = AppConfig.model_validate(args)
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, AppConfig)) from None
+    check_engine_kwargs(config.engine_kwargs)
+    _check_runtime(config)
+    _check_capacity(config)
+    _check_gpus(config)
+    return config
+
+
+def _check_runtime(config: AppConfig) -> None:
+    try:
+        config.runtime_settings()
+        ReplicaSettings.from_dict(config.replica)
+        from_dict(CostModel, config.simulated, "simulated")
+    except ConfigurationError as error:
+        raise ConfigurationError(re.sub(r"^runtime\.policies", "policies", str(error))) from None
+    try:
+        EngineSettings.from_config(config.engine_policy())
+    except ConfigurationError as error:
+        raise ConfigurationError(f"policies: {error}") from None
+
+
+def _check_gpus(config: AppConfig) -> None:
+    gpus = config.deployment.num_gpus_per_replica
+    if gpus > 1 and gpus != int(gpus):
+        raise ConfigurationError(
+            f"deployment.num_gpus_per_replica: {gpus:g} is not allowed; allowed: at most 1, or a whole number"
+        )
+    sizes = [int(config.engine_kwargs.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline")]
+    if config.engine == "vllm" and gpus > 0 and sizes[0] * sizes[1] != max(1, int(gpus)):
+        raise ConfigurationError(
+            f"deployment.num_gpus_per_replica: {gpus:g} is not allowed with tensor_parallel_size {sizes[0]} and "
+            f"pipeline_parallel_size {sizes[1]}; allowed: {sizes[0] * sizes[1]}"
+        )
+
+
+def _check_capacity(config: AppConfig) -> None:
+    tokens = config.cache_tokens
+    if tokens is not None and tokens < 1:
+        blocks = config.engine_kwargs["num_gpu_blocks_override"]
+        raise ConfigurationError(
+            f"engine_kwargs.num_gpu_blocks_override: {blocks} is not allowed; allowed: an integer >= 2"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """`localhost` or a loopback address; any other name may resolve to anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+if __name__ == "__main__":
+    from serve_app.config_file import main  # this module is what `-m` runs; the file check builds on it
+
+    sys.exit(main(sys.argv[1:]))

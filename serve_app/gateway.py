@@ -1,0 +1,316 @@
+"""The OpenAI ingress: who is asking, what may pass, where it went, what came of it.
+
+A request's life here: caller (API key) -> body within limits -> identity -> engine request with the
+gateway's own fields -> replica (chosen by `router.py`) -> acceptance -> answer with response headers.
+What is refused on the way leaves nothing behind: no agent, no session, no event.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.serve.llm.ingress import OpenAiIngress
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from replicas.internal_port import bind_to_node_address
+from runtime_actor.client import RuntimeClient
+from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
+from serve_app import preparation, routing_state
+from serve_app.conversations import ConversationIndex
+from serve_app.engine_api import (
+    DetokenizeRequest,
+    RawRequestInfo,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+from serve_app.errors import ApiError, bad_request, model_not_found, unavailable
+from serve_app.exchange import GatewayExchange
+from serve_app.flight import Admission, Slot
+from serve_app.generation import ContextLimits, Exchange
+from serve_app.hints import CLIPPED, HintReport, cache_salt, engine_fields, forwarded_headers, read_hints
+from serve_app.http_input import read_object
+from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
+from serve_app.metrics import GatewayMetrics
+from serve_app.runtime_endpoints import RuntimeEndpoints
+from serve_app.settings import GatewaySettings
+from serve_app.streaming import Opened, complete_usage
+from serve_app.tenants import Caller, Tenants
+
+HEADER_PREFIX = "x-agent-runtime-"
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request from its admission to its last byte."""
+
+    slot: Slot
+    identity: Identity
+    resolved: Resolved
+    report: HintReport
+    arrived_s: float
+    exchange: Exchange | None = None
+    accepted: RequestAccepted | None = None
+    announced: bool = False
+
+
+class Gateway(RuntimeEndpoints, OpenAiIngress):
+    """One deployment replica per gateway process."""
+
+    def __init__(self, llm_deployments: dict, model_cards: dict, *, settings: GatewaySettings) -> None:
+        bind_to_node_address()
+        super().__init__(llm_deployments, model_cards)
+        self._settings = settings
+        config = settings.config
+        self._tenants = Tenants(config.gateway.api_keys)
+        self._identities = IdentityResolver(settings.secret, ConversationIndex())
+        self._admission = Admission(config.gateway.max_in_flight, config.gateway.retry_after_s)
+        self._limits = preparation.Limits(frozenset(config.model.modalities), config.gateway.max_choices)
+        self._context = ContextLimits(settings.usable_tokens, settings.model_tokens)
+        self._metrics = GatewayMetrics()
+        self._routing = routing_state.STATE
+        self._routing.max_sessions = config.routing.max_sessions
+        self._client = RuntimeClient(settings.runtime, settings.version)
+        name = serve.get_replica_context().replica_id.unique_id
+        self._exchange = GatewayExchange(name, self._client.exchange, self._routing)
+        self._created_s = int(time.time())
+
+    async def check_health(self) -> None:
+        """Serve calls it every few seconds: also what keeps the exchange loop alive."""
+        self._exchange.start()
+        self._metrics.publish_gauges(self._admission, self._exchange, self._routing)
+
+    # --- OpenAI's endpoints ----------------------------------------------------------------------------
+
+    async def models(self, request: Request) -> Response:
+        self._caller(request)
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model_data(self, model: str, request: Request) -> Response:
+        self._caller(request)
+        if model != self._settings.config.model.id:
+            raise model_not_found(model)
+        return JSONResponse(self._card())
+
+    async def chat(self, request: Request) -> Response:
+        return await self._generate(preparation.CHAT, request)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(preparation.COMPLETIONS, request)
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._utility_body(request)
+        kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
+        if "messages" in body:
+            body["messages"] = preparation.prepare(preparation.CHAT, {"messages": body["messages"]}, self._limits)[
+                "messages"
+            ]
+        return await self._utility("tokenize", preparation.parsed(kind, body))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._utility_body(request)
+        return await self._utility("detokenize", preparation.parsed(DetokenizeRequest, body))
+
+    async def healthz(self) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self) -> Response:
+        """How many replicas report to the runtime now; each has answered a request of its own before it does.
+
+        Raises ApiError 503 while there is none.
+        """
+        self._exchange.start()
+        replicas = self._routing.num_replicas
+        if replicas == 0:
+            raise unavailable("No replica is ready yet.")
+        return JSONResponse({"status": "ready", "replicas": replicas})
+
+    # --- a generation ----------------------------------------------------------------------------------
+
+    async def _generate(self, endpoint: str, request: Request) -> Response:
+        self._exchange.start()
+        arrived_s = time.time()
+        headers = fold_headers(request.headers.raw)
+        caller = self._caller(request, headers)
+        body = await read_object(request, self._settings.config.gateway)
+        self._check_model(body.get("model"))
+        fields = preparation.prepare(endpoint, body, self._limits)
+        priority, report = read_hints(headers, body)
+        slot = self._admission.admit()
+        resolved = self._identities.resolve(caller.tenant, headers, {**body, **_identity_view(fields)})
+        flight = Flight(slot, resolved.identity, resolved, report, arrived_s)
+        handed_over = False
+        try:
+            exchange = self._start(endpoint, flight, fields, priority, headers)
+            opened = await exchange.open()
+            self._accept(flight, opened.accepted)
+            response = self._respond(flight, exchange, opened, bool(fields.get("stream")))
+            handed_over = isinstance(response, EventStream)
+            return response
+        except ApiError as error:
+            self._metrics.count_refusal(error.status)
+            raise
+        except asyncio.CancelledError:
+            # The client went away before an answer: the engine may have taken the request already.
+            self._accept(flight, None)
+            raise
+        finally:
+            self._identities.refuse(flight.resolved)
+            if not handed_over:
+                self._finish(flight)
+
+    def _start(
+        self, endpoint: str, flight: Flight, fields: dict[str, Any], priority: int, headers: dict[str, str]
+    ) -> Exchange:
+        identity = flight.identity
+        tag = OwnerTag(identity.workload, identity.agent, identity.session)
+        salt = cache_salt(self._settings.secret, identity.tenant)
+        allowed_priority = priority if self._settings.has_priorities else 0
+        raw = RawRequestInfo(headers=forwarded_headers(headers))
+        handle = self._get_configured_serve_handle(self._settings.config.model.id)
+
+        def send(own_fields: dict[str, Any]) -> Any:
+            engine = {**own_fields, **engine_fields(tag, salt, allowed_priority)}
+            engine["model"] = self._settings.config.model.id
+            return getattr(handle, endpoint).remote(preparation.validated(endpoint, engine), raw)
+
+        flight.exchange = Exchange(
+            send=send,
+            fields=fields,
+            limits=self._context,
+            timeout_s=self._settings.config.gateway.request_timeout_s,
+            on_retry=self._metrics.count_retry,
+        )
+        return flight.exchange
+
+    def _accept(self, flight: Flight, accepted: RequestAccepted | None) -> None:
+        """The engine took the request: it is now part of its session."""
+        identity = flight.identity
+        flight.accepted = accepted
+        flight.announced = True
+        self._identities.accept(flight.resolved)
+        if accepted is not None:
+            self._routing.record(
+                identity.workload, identity.session, identity.agent, accepted.replica, accepted.prompt_tokens
+            )
+        self._exchange.add(
+            RequestArrived(
+                event_id=self._exchange.buffer.next_id(),
+                t_s=flight.arrived_s,
+                tenant=identity.tenant,
+                workload=identity.workload,
+                session=identity.session,
+                agent=identity.agent,
+                label=identity.label,
+                replica=accepted.replica if accepted is not None else "",
+                starts_session=identity.starts_session,
+            )
+        )
+
+    def _respond(self, flight: Flight, exchange: Exchange, opened: Opened, stream: bool) -> Response:
+        if exchange.clipped:
+            flight.report.note("max_tokens", CLIPPED)
+        headers = self._headers(flight)
+        if stream:
+            return EventStream(exchange.stream(opened), headers, lambda: self._finish(flight))
+        exchange.call = None
+        content = opened.first.model_dump()
+        usage = content.get("usage")
+        if isinstance(usage, dict):
+            complete_usage(usage, flight.accepted.cached_tokens if flight.accepted else 0)
+        return JSONResponse(content, headers=headers)
+
+    def _headers(self, flight: Flight) -> dict[str, str]:
+        headers = {
+            "agent": flight.identity.agent,
+            "session": flight.identity.session,
+            "hints": flight.report.header(),
+        }
+        if flight.accepted is not None:
+            headers["replica"] = flight.accepted.replica
+            headers["cached-tokens"] = str(flight.accepted.cached_tokens)
+        return {HEADER_PREFIX + name: value for name, value in headers.items()}
+
+    def _finish(self, flight: Flight) -> None:
+        """Give everything back; called once a request, whatever became of it."""
+        if flight.exchange is not None:
+            flight.exchange.close()
+        flight.slot.free()
+        identity = flight.identity
+        if identity.ends_session and flight.announced:
+            self._end_session(identity.tenant, identity.workload, identity.session)
+
+    def _end_session(self, tenant: str, workload: str, session: str) -> None:
+        self._routing.end_session(workload, session)
+        self._exchange.add(SessionEnded(self._exchange.buffer.next_id(), time.time(), tenant, workload, session))
+
+    # --- small things ------------------------------------------------------------------------------------
+
+    def _caller(self, request: Request, headers: dict[str, str] | None = None) -> Caller:
+        """Raises ApiError 401."""
+        folded = fold_headers(request.headers.raw) if headers is None else headers
+        return self._tenants.caller(folded, request.client.host if request.client else None)
+
+    def _check_model(self, model: Any) -> None:
+        if model is None:
+            return
+        if not isinstance(model, str):
+            raise bad_request("`model` must be a string.", "model", "invalid_value")
+        if model != self._settings.config.model.id:
+            raise model_not_found(model)
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._settings.config.model.id,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "agent-runtime",
+            "max_model_len": self._context.usable_tokens,
+        }
+
+    async def _utility_body(self, request: Request) -> dict[str, Any]:
+        self._caller(request)
+        body = await read_object(request, self._settings.config.gateway)
+        self._check_model(body.get("model"))
+        return {name: value for name, value in body.items() if value is not None}
+
+    async def _utility(self, method: str, engine_request: Any) -> Response:
+        """One item in, one out; takes a place among the requests in flight."""
+        slot = self._admission.admit()
+        handle = self._get_configured_serve_handle(self._settings.config.model.id)
+        exchange = Exchange(
+            send=lambda _: getattr(handle, method).remote(engine_request, RawRequestInfo(headers={})),
+            fields={},
+            limits=self._context,
+            timeout_s=self._settings.config.gateway.request_timeout_s,
+            on_retry=self._metrics.count_retry,
+        )
+        try:
+            opened = await exchange.open()
+            return JSONResponse(opened.first.model_dump())
+        finally:
+            exchange.close()
+            slot.free()
+
+
+class EventStream(StreamingResponse):
+    """A stream that gives back what it holds also when the client leaves before it begins."""
+
+    def __init__(self, events: AsyncIterator[str], headers: dict[str, str], on_end: Any) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"})
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+
+def _identity_view(fields: dict[str, Any]) -> dict[str, Any]:
+    """What the engine gets decides what an agent is: its messages after clean-up, its tools."""
+    return {name: fields[name] for name in ("messages", "tools", "prompt") if name in fields}

@@ -1,0 +1,174 @@
+"""A request's way to a replica and back: call, retry once, accept, answer."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+
+from serve_app.errors import ApiError, bad_request, is_context_error, overloaded, timed_out, unavailable
+from serve_app.streaming import EngineRefusal, Opened, client_events, open_response, refusal_error
+
+logger = logging.getLogger("ray.serve")
+
+DEATHS = (RayActorError, DeploymentUnavailableError)
+"""The replica is gone; another one can take the request if the client has seen nothing of it yet."""
+
+_ENGINE_DEATH = "EngineDead"
+
+COMPILE_FAILURE = "Internal server error"
+"""vLLM's whole message in a stream when a request ended with an error inside the engine's loop."""
+
+GENERATION_ERROR = "GenerationError"
+"""The same outside a stream, as an exception's name."""
+
+
+class Call(Protocol):
+    """A call to a replica: its items, and a way to end it early."""
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimits:
+    """`usable_tokens` is what prompt and answer may take together; `model_tokens` the model's own limit."""
+
+    usable_tokens: int
+    model_tokens: int
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One client request and the call that serves it now."""
+
+    send: Callable[[dict[str, Any]], Call]
+    fields: dict[str, Any]
+    limits: ContextLimits
+    timeout_s: float
+    on_retry: Callable[[], None]
+    started_s: float = field(default_factory=time.monotonic)
+    clipped: bool = False
+    call: Call | None = None
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.started_s + self.timeout_s - time.monotonic())
+
+    def close(self) -> None:
+        """End the call in the engine if it is still going on."""
+        call, self.call = self.call, None
+        if call is not None:
+            call.cancel()
+
+    async def open(self) -> Opened:
+        """The response with its first content. Raises ApiError."""
+        retried = False
+        while True:
+            try:
+                return await self._attempt()
+            except EngineRefusal as refusal:
+                self.close()
+                if self._clip(refusal):
+                    continue
+                if self._is_bad_constraint(str(refusal.error.get("message"))):
+                    raise constraint_error() from None
+                if refusal.error.get("code") not in (500, None) or retried:
+                    raise refusal_error(refusal, self.limits.usable_tokens, self.limits.model_tokens) from None
+            except DEATHS:
+                self.close()
+                if retried:
+                    raise unavailable("The replica that served this request is gone.") from None
+            except RayTaskError as error:
+                self.close()
+                if self._is_bad_constraint(type(error).__name__):
+                    raise constraint_error() from None
+                if not is_engine_death(error) or retried:
+                    raise failure(error) from None
+            retried = True
+            self.on_retry()
+
+    async def _attempt(self) -> Opened:
+        self.call = self.send(self.fields)
+        try:
+            async with asyncio.timeout(self.left_s):
+                return await open_response(aiter(self.call))
+        except TimeoutError:
+            self.close()
+            raise timed_out(self.timeout_s) from None
+        except BackPressureError:
+            self.close()
+            raise overloaded(1) from None
+        except (RayTaskError, *DEATHS):
+            raise
+        except (RayError, RayServeException) as error:
+            self.close()
+            raise failure(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _clip(self, refusal: EngineRefusal) -> bool:
+        """True once, if asking for fewer tokens may help: the answer then ends where the cache does.
+
+        Only where the cache, not the model, is the limit: beyond the model's own context a client is
+        told so, as by OpenAI.
+        """
+        asked = max(self.fields.get("max_tokens") or 0, self.fields.get("max_completion_tokens") or 0)
+        if (
+            self.clipped
+            or not is_context_error(str(refusal.error.get("message")))
+            or not 0 < asked < self.limits.model_tokens
+            or self.limits.usable_tokens >= self.limits.model_tokens
+        ):
+            return False
+        self.clipped = True
+        self.fields = {
+            name: value for name, value in self.fields.items() if name not in ("max_tokens", "max_completion_tokens")
+        }
+        return True
+
+    def _is_bad_constraint(self, failure_text: str) -> bool:
+        """The engine compiles a grammar in its own loop and fails the request without saying why."""
+        constrained = "structured_outputs" in self.fields or "response_format" in self.fields
+        return constrained and (failure_text == COMPILE_FAILURE or GENERATION_ERROR in failure_text)
+
+    async def stream(self, opened: Opened) -> AsyncIterator[str]:
+        """The client's events; an error after the first one becomes an event, then the stream ends."""
+        events = client_events(opened, self.limits.usable_tokens, self.limits.model_tokens)
+        try:
+            while True:
+                async with asyncio.timeout(self.left_s):
+                    event = await anext(events, None)
+                if event is None:
+                    self.call = None
+                    return
+                yield event
+        except TimeoutError:
+            yield timed_out(self.timeout_s).event()
+        except (RayError, RayServeException) as error:
+            yield failure(error).event()
+        finally:
+            self.close()
+        yield "data: [DONE]\n\n"
+
+
+def constraint_error() -> ApiError:
+    return bad_request("The engine could not compile this constraint.", "structured_outputs", "invalid_value")
+
+
+def is_engine_death(error: BaseException) -> bool:
+    return _ENGINE_DEATH in type(error).__name__ or _ENGINE_DEATH in str(error)[-2000:]
+
+
+def failure(error: BaseException) -> ApiError:
+    """A failure of the serving side, told without its inner details."""
+    if isinstance(error, DEATHS) or is_engine_death(error):
+        return unavailable("The replica that served this request is gone.")
+    logger.error("A request failed: %s", str(error)[-2000:])
+    return ApiError(500, "The request failed inside the server.", code="internal_error")

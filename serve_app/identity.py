@@ -1,0 +1,226 @@
+"""HTTP request -> tenant, session and agent (pure).
+
+Order of trust, first hit wins:
+
+session  1. headers `x-session-id`, `session-id`, `x-dynamo-session-id`, `x-claude-code-session-id`
+         2. body `session_id`, `nvext.agent_context.session_id`, `nvext.agent_context.trajectory_id`,
+            `agent_hints.workflow_id`, `nvext.agent_hints.workflow_id`, `vllm_xargs.session_id`
+         3. the conversation's own prefix (see `conversations.py`); a completion without a declared
+            session is a session of its own
+agent    1. header `x-claude-code-agent-id`
+         2. body `agent_hints.agent_id`, `nvext.agent_hints.agent_id`, `nvext.agent_context.session_type_id`
+         3. content: leading system text and tools; of a completion the first 512 characters (or 128
+            token ids) when the prompt is at least twice as long, else the tenant's common agent
+
+Header names are matched without regard to case and with `_` for `-`. A value that is blank, "null",
+"none" or "undefined", or that holds control characters, counts as absent. `x-request-id` and the like
+name a request, not a conversation, and are never read. A declared id is never echoed: what leaves is
+a hash keyed with the application's secret and the tenant, so ids can't be forged, and the same
+client id of two tenants is two sessions.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.canonical import CanonicalDigests, canonical_json, leading_system_text, strip_billing
+from serve_app.conversations import Claim, ConversationIndex
+
+SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
+SESSION_FIELDS = (
+    ("session_id",),
+    ("nvext", "agent_context", "session_id"),
+    ("nvext", "agent_context", "trajectory_id"),
+    ("agent_hints", "workflow_id"),
+    ("nvext", "agent_hints", "workflow_id"),
+    ("vllm_xargs", "session_id"),
+)
+AGENT_HEADERS = ("x-claude-code-agent-id",)
+AGENT_FIELDS = (
+    ("agent_hints", "agent_id"),
+    ("nvext", "agent_hints", "agent_id"),
+    ("nvext", "agent_context", "session_type_id"),
+)
+FINAL_HEADERS = ("x-dynamo-session-final",)
+FINAL_FIELDS = (("nvext", "agent_context", "trajectory_final"),)
+
+LABEL_CHARS = 48
+PREAMBLE_CHARS = 512
+PREAMBLE_TOKENS = 128
+SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
+
+_ABSENT = frozenset({"", "null", "none", "undefined", "nil"})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a request belongs to. Sources are the header or field that decided, `content` or `new`."""
+
+    tenant: str
+    workload: str
+    session: str
+    agent: str
+    label: str
+    session_source: str
+    agent_source: str
+    starts_session: bool
+    ends_session: bool
+
+
+@dataclass(slots=True)
+class Resolved:
+    """An identity and the claim that must be recorded when the request is accepted, or released."""
+
+    identity: Identity
+    claim: Claim | None
+
+
+class IdentityResolver:
+    """One per gateway process; `secret` is the application's and the same in every process."""
+
+    def __init__(self, secret: bytes, conversations: ConversationIndex | None = None) -> None:
+        self._key = hashlib.blake2b(secret, digest_size=32, person=b"agent-runtime-id").digest()
+        self._digests = CanonicalDigests()
+        self.conversations = conversations or ConversationIndex()
+
+    def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
+        """`headers` as of `fold_headers`; `body` is the parsed and validated JSON object."""
+        agent, agent_source, label = self._agent(tenant, headers, body)
+        session, session_source, claim = self._session(tenant, agent, headers, body)
+        return Resolved(
+            Identity(
+                tenant=tenant,
+                workload=tenant,
+                session=session,
+                agent=agent,
+                label=label,
+                session_source=session_source,
+                agent_source=agent_source,
+                starts_session=session_source == "new",
+                ends_session=_is_final(headers, body),
+            ),
+            claim,
+        )
+
+    def accept(self, resolved: Resolved) -> None:
+        """Remember the conversation: only now that an engine took the request."""
+        if resolved.claim is not None:
+            identity = resolved.identity
+            self.conversations.record(resolved.claim, identity.session, identity.agent)
+
+    def refuse(self, resolved: Resolved) -> None:
+        if resolved.claim is not None:
+            self.conversations.release(resolved.claim)
+
+    def session_id(self, tenant: str, declared: str) -> str:
+        """The id of the session that `tenant` calls `declared`; our own ids stand for themselves."""
+        return declared if SESSION_ID.match(declared) else self._id("s", tenant, declared.encode())
+
+    def _agent(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, str, str]:
+        declared, source = _declared(headers, body, AGENT_HEADERS, AGENT_FIELDS)
+        if declared is not None:
+            return self._id("a", tenant, b"declared:" + declared.encode()), source, _label(declared)
+        messages = body.get("messages")
+        if isinstance(messages, list):
+            system = leading_system_text(messages)
+            content = self._digests.of_text(system) + self._digests.of_tools(body.get("tools"))
+            return self._id("a", tenant, b"chat:" + content), "content", _label(strip_billing(system[:4096]))
+        preamble, shown = _preamble(body.get("prompt"))
+        content = self._digests.of_text(preamble)
+        return self._id("a", tenant, b"text:" + content), "content", _label(shown)
+
+    def _session(
+        self, tenant: str, agent: str, headers: Mapping[str, str], body: Mapping[str, Any]
+    ) -> tuple[str, str, Claim | None]:
+        declared, source = _declared(headers, body, SESSION_HEADERS, SESSION_FIELDS)
+        if declared is not None:
+            return self.session_id(tenant, declared), source, None
+        claim = None
+        messages = body.get("messages")
+        if isinstance(messages, list):
+            claim = self.conversations.match(tenant, agent, messages)
+            if claim.session is not None:
+                return claim.session, "content", claim
+        return self._id("s", tenant, secrets.token_bytes(16)), "new", claim
+
+    def _id(self, prefix: str, tenant: str, content: bytes) -> str:
+        name = tenant.encode()
+        hashed = hashlib.blake2b(
+            b"%s%d:%s%s" % (prefix.encode(), len(name), name, content), digest_size=8, key=self._key
+        )
+        return f"{prefix}-{hashed.hexdigest()}"
+
+
+def fold_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Lower-case names with `_` as `-`; of repeated names the first that says something."""
+    folded: dict[str, str] = {}
+    for name, value in raw:
+        key = name.decode("latin-1").lower().replace("_", "-")
+        if not folded.get(key, "").strip():
+            folded[key] = value.decode("latin-1")
+    return folded
+
+
+def declared_value(value: Any) -> str | None:
+    """A client's id as text, or None where it says nothing."""
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if text.lower() in _ABSENT or not text.isprintable():
+        return None
+    return text
+
+
+def _declared(
+    headers: Mapping[str, str],
+    body: Mapping[str, Any],
+    header_names: tuple[str, ...],
+    fields: tuple[tuple[str, ...], ...],
+) -> tuple[str | None, str]:
+    for name in header_names:
+        value = declared_value(headers.get(name))
+        if value is not None:
+            return value, name
+    for path in fields:
+        value = declared_value(_at(body, path))
+        if value is not None:
+            return value, ".".join(path)
+    return None, ""
+
+
+def _at(body: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = body
+    for part in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _is_final(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
+    if any(headers.get(name, "").strip().lower() in ("true", "1") for name in FINAL_HEADERS):
+        return True
+    return any(_at(body, path) is True for path in FINAL_FIELDS)
+
+
+def _preamble(prompt: Any) -> tuple[str, str]:
+    """The leading part of a completion's prompt that stands for its agent, and what to show of it."""
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and len(prompt) >= 2 * PREAMBLE_CHARS:
+        return prompt[:PREAMBLE_CHARS], prompt
+    if isinstance(prompt, list) and len(prompt) >= 2 * PREAMBLE_TOKENS:
+        return canonical_json(prompt[:PREAMBLE_TOKENS]).decode(), "token ids"
+    return "", "completions"
+
+
+def _label(text: str) -> str:
+    """A short readable name: the first line that says something, without control characters."""
+    for line in text[:2048].splitlines():
+        clean = "".join(char if char.isprintable() else " " for char in line[: 2 * LABEL_CHARS]).strip()
+        if clean:
+            return clean if len(clean) <= LABEL_CHARS else clean[: LABEL_CHARS - 1].rstrip() + "…"
+    return "no system prompt"

@@ -1,0 +1,126 @@
+"""Which replica should serve a request: a pure function of what the process already knows.
+
+    score = cached_weight * tokens expected in the cache there
+          + reach_weight  * tokens there of the session's likely next agents, by probability
+          - load_weight   * requests in flight there * what a request costs
+
+all in prompt tokens. A replica that has `hot_requests` more in flight than the least busy one comes
+after all that don't: following prefixes alone makes a hot spot. Ties go to the replica chosen longest
+ago, so a new one isn't drowned and an empty cluster is filled evenly.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime_actor.tables import ReachTables
+from serve_app.routing_state import ClusterView, ReplicaView, SessionView
+
+MIN_REQUEST_COST_TOKENS = 256
+"""What a request in flight costs at least: its decoding takes time even if its prompt is cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankingWeights:
+    cached_weight: float = 1.0
+    reach_weight: float = 0.5
+    load_weight: float = 1.0
+    hot_requests: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankingInput:
+    """`loads` is replica -> requests in flight; `chosen_s` replica -> when it was last chosen (any clock)."""
+
+    workload: str
+    agent: str
+    loads: Mapping[str, int]
+    chosen_s: Mapping[str, float]
+    session: SessionView | None
+    tables: ReachTables | None
+
+
+def rank(request: RankingInput, view: ClusterView, weights: RankingWeights) -> list[str]:
+    """All replicas of `request.loads`, best first."""
+    least = min(request.loads.values(), default=0)
+    cost = _request_cost(request.session)
+
+    def key(replica: str) -> tuple[bool, float, int, float]:
+        load = request.loads[replica]
+        score = (
+            weights.cached_weight * cached_tokens(request, view, replica)
+            + weights.reach_weight * reach_tokens(request, view, replica)
+            - weights.load_weight * load * cost
+        )
+        is_hot = load - least >= weights.hot_requests
+        return is_hot, -score, load, request.chosen_s.get(replica, float("-inf"))
+
+    return sorted(request.loads, key=key)
+
+
+def cached_tokens(request: RankingInput, view: ClusterView, replica: str) -> float:
+    """What the engine there will probably find: this agent's last prompt in this session, else its anchor."""
+    own = _session_tokens(request.session, request.agent, replica)
+    return max(own, _anchor_tokens(request, view, request.agent, replica))
+
+
+def reach_tokens(request: RankingInput, view: ClusterView, replica: str) -> float:
+    """Tokens there of the agents that the session reaches after this request, by their discounted probability."""
+    tables = request.tables
+    if tables is None:
+        return 0.0
+    current = tables.index(request.agent)
+    session = request.session
+    previous = tables.start
+    if session is not None and session.current is not None:
+        previous = tables.index(session.current)
+    values = tables.row(previous, current)
+    total = 0.0
+    for index, agent in enumerate(tables.agents[:-1]):
+        value = float(values[index])
+        if value > 0.01 and agent != request.agent:
+            there = max(_session_tokens(session, agent, replica), _anchor_tokens(request, view, agent, replica))
+            total += value * there
+    return total
+
+
+def by_load(loads: Mapping[str, int], choices: random.Random) -> list[str]:
+    """Power of two choices: of two random replicas the less busy one first, the others after them at random."""
+    replicas = list(loads)
+    choices.shuffle(replicas)
+    if len(replicas) >= 2 and loads[replicas[1]] < loads[replicas[0]]:
+        replicas[0], replicas[1] = replicas[1], replicas[0]
+    return replicas
+
+
+def with_affinity(ranked: Sequence[str], request: RankingInput, weights: RankingWeights) -> list[str]:
+    """The same order with the replica that served this agent of this session first, unless it is hot."""
+    place = request.session.places.get(request.agent) if request.session is not None else None
+    if place is None or place[0] not in request.loads:
+        return list(ranked)
+    least = min(request.loads.values())
+    if request.loads[place[0]] - least >= weights.hot_requests:
+        return list(ranked)
+    return [place[0], *(replica for replica in ranked if replica != place[0])]
+
+
+def _session_tokens(session: SessionView | None, agent: str, replica: str) -> int:
+    place = session.places.get(agent) if session is not None else None
+    return place[1] if place is not None and place[0] == replica else 0
+
+
+def _anchor_tokens(request: RankingInput, view: ClusterView, agent: str, replica: str) -> int:
+    """Resident blocks count blocks of the agent's sessions too: no more than its shared prefix."""
+    there: ReplicaView | None = view.replicas.get(replica)
+    if there is None:
+        return 0
+    blocks = there.resident.get(request.workload, {}).get(agent, 0)
+    anchor = view.anchors.get(request.workload, {}).get(agent, 0)
+    return min(blocks * there.block_size, anchor)
+
+
+def _request_cost(session: SessionView | None) -> float:
+    """The session's own last prompt stands for what a request costs here."""
+    if session is None or not session.places:
+        return MIN_REQUEST_COST_TOKENS
+    return max(MIN_REQUEST_COST_TOKENS, max(tokens for _, tokens in session.places.values()) / 2)

@@ -1,0 +1,113 @@
+"""The request router: the only file that touches Ray's router internals.
+
+Ray pickles this module by value and runs the router on its own thread and loop, so what it shares
+with the gateway is in `routing_state`. Rules that Ray's loop imposes: `choose_replicas` never raises
+(the request would hang), awaits nothing, returns every candidate as a rank of its own, and asks for
+backoff (an empty or full ranking would otherwise spin the loop for ever).
+"""
+
+import logging
+import random
+import time
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from runtime_actor.messages import OWNER_XARG, OwnerTag
+from serve_app import ranking, routing_state
+
+logger = logging.getLogger("ray.serve")
+
+MAX_IN_FLIGHT_S = 7200.0
+"""An entry older than this was lost on its way back and no longer counts as in flight."""
+
+
+class AgentRequestRouter(RequestRouter):
+    """Ranks replicas by expected cached tokens, reach of the next agents, and load."""
+
+    def initialize_state(
+        self,
+        cached_weight: float = 1.0,
+        reach_weight: float = 0.5,
+        load_weight: float = 1.0,
+        hot_requests: int = 4,
+        max_snapshot_age_s: float = 5.0,
+        enabled: bool = True,
+    ) -> None:
+        self._weights = ranking.RankingWeights(cached_weight, reach_weight, load_weight, hot_requests)
+        self._max_snapshot_age_s = max_snapshot_age_s
+        self._enabled = enabled
+        self._random = random.Random()
+        self._in_flight: dict[str, dict[str, float]] = {}
+        self._chosen_s: dict[str, float] = {}
+        self._failures = 0
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        try:
+            order = self._order(by_name, pending_request)
+        except Exception:
+            self._failures += 1
+            if self._failures in (1, 10, 100) or self._failures % 1000 == 0:
+                logger.exception("Ranking failed (%d times); replicas are taken in random order", self._failures)
+            order = list(by_name)
+            random.shuffle(order)
+        return [[by_name[name]] for name in order if name in by_name]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        name = replica_id.unique_id
+        now_s = time.monotonic()
+        self._in_flight.setdefault(name, {})[pending_request.metadata.internal_request_id] = now_s
+        self._chosen_s[name] = now_s
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Fires for rejected requests too: a set of ids can't go below what was routed."""
+        self._in_flight.get(replica_id.unique_id, {}).pop(internal_request_id, None)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        names = {replica.replica_id.unique_id for replica in replicas}
+        for state in (self._in_flight, self._chosen_s):
+            for name in [name for name in state if name not in names]:
+                del state[name]
+
+    def _order(self, by_name: dict[str, RunningReplica], pending_request: PendingRequest | None) -> list[str]:
+        loads = {name: self._load(name, replica.replica_id) for name, replica in by_name.items()}
+        state = routing_state.STATE
+        tag = _owner(pending_request)
+        if tag is None or not self._enabled:
+            return ranking.by_load(loads, self._random)
+        request = ranking.RankingInput(
+            workload=tag.workload,
+            agent=tag.agent,
+            loads=loads,
+            chosen_s=self._chosen_s,
+            session=state.session(tag.workload, tag.session),
+            tables=state.tables(tag.workload),
+        )
+        if state.view_age_s > self._max_snapshot_age_s:
+            state.count_routing(fallback=True)
+            return ranking.with_affinity(ranking.by_load(loads, self._random), request, self._weights)
+        state.count_routing(fallback=False)
+        return ranking.rank(request, state.view, self._weights)
+
+    def _load(self, name: str, replica_id: ReplicaID) -> int:
+        """Requests in flight: what this process sent, or what Ray's cache saw, whichever is more."""
+        mine = self._in_flight.get(name, {})
+        oldest_s = next(iter(mine.values()), None)
+        if oldest_s is not None and time.monotonic() - oldest_s > MAX_IN_FLIGHT_S:
+            del mine[next(iter(mine))]
+        return max(len(mine), self.replica_queue_len_cache.get(replica_id) or 0)
+
+
+def _owner(pending_request: PendingRequest | None) -> OwnerTag | None:
+    """The tag that the gateway put into the request; None for other calls."""
+    arguments = pending_request.args if pending_request is not None else ()
+    xargs = getattr(arguments[0], "vllm_xargs", None) if arguments else None
+    return OwnerTag.decode(xargs[OWNER_XARG]) if isinstance(xargs, dict) and OWNER_XARG in xargs else None

@@ -1,0 +1,161 @@
+"""What the router knows of the cluster: one copy a process, written by the gateway, read by the router.
+
+Ray pickles the router's module by value and runs the router on a thread of its own, so this lives in
+a module of its own (`STATE` is the same object for both) and each view is replaced as a whole.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime_actor.errors import MessageError
+from runtime_actor.tables import ReachTables
+
+MAX_SESSIONS = 16_384
+"""Sessions whose last replica is remembered; the longest silent is forgotten and routed as a new one."""
+
+MAX_AGENTS_PER_SESSION = 16
+"""Agents of one session with a place of their own; the one longest silent is forgotten."""
+
+MAX_VIEW_AGE_S = 30.0
+"""An older view says nothing of what is there now."""
+
+MAX_REPLICAS = 4096
+MAX_WORKLOADS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica as the runtime last saw it; `resident` is workload -> agent -> blocks."""
+
+    resident: Mapping[str, Mapping[str, int]]
+    running: int
+    waiting: int
+    block_size: int
+    total_blocks: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All replicas, and the tokens of each agent's shared prefix: `anchors` is workload -> agent -> tokens."""
+
+    replicas: Mapping[str, ReplicaView] = field(default_factory=dict)
+    anchors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    received_s: float = float("-inf")
+
+
+@dataclass(slots=True)
+class SessionPlace:
+    """Where a session's requests went: agent -> (replica, prompt tokens), newest last."""
+
+    current: str | None = None
+    places: OrderedDict[str, tuple[str, int]] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """An immutable copy of a `SessionPlace` for the router's thread."""
+
+    current: str | None
+    places: Mapping[str, tuple[str, int]]
+
+
+class RoutingState:
+    """Thread-safe. `clock` gives monotonic seconds."""
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._view = ClusterView()
+        self._tables: dict[str, ReachTables] = {}
+        self._sessions: OrderedDict[tuple[str, str], SessionPlace] = OrderedDict()
+        self.max_sessions = max_sessions
+        self.ranked = 0
+        self.fallbacks = 0
+
+    @property
+    def view(self) -> ClusterView:
+        return self._view
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas in a view that isn't stale; 0 with a stale one."""
+        return len(self._view.replicas) if self.view_age_s <= MAX_VIEW_AGE_S else 0
+
+    @property
+    def view_age_s(self) -> float:
+        return self._clock() - self._view.received_s
+
+    def tables(self, workload: str) -> ReachTables | None:
+        return self._tables.get(workload)
+
+    def update_cluster(self, wire: Mapping[str, Any]) -> None:
+        """Raises MessageError; the former view stays then."""
+        view = cluster_view(wire, self._clock())
+        with self._lock:
+            self._view = view
+
+    def update_tables(self, tables: ReachTables) -> None:
+        with self._lock:
+            kept = dict(self._tables)
+            kept.pop(tables.workload, None)
+            kept[tables.workload] = tables
+            while len(kept) > MAX_WORKLOADS:
+                del kept[next(iter(kept))]
+            self._tables = kept
+
+    def session(self, workload: str, session: str) -> SessionView | None:
+        with self._lock:
+            place = self._sessions.get((workload, session))
+            if place is None:
+                return None
+            return SessionView(place.current, dict(place.places))
+
+    def record(self, workload: str, session: str, agent: str, replica: str, prompt_tokens: int) -> None:
+        """A replica accepted this session's request."""
+        with self._lock:
+            place = self._sessions.setdefault((workload, session), SessionPlace())
+            self._sessions.move_to_end((workload, session))
+            place.current = agent
+            place.places[agent] = (replica, prompt_tokens)
+            place.places.move_to_end(agent)
+            while len(place.places) > MAX_AGENTS_PER_SESSION:
+                place.places.popitem(last=False)
+            while len(self._sessions) > self.max_sessions:
+                self._sessions.popitem(last=False)
+
+    def end_session(self, workload: str, session: str) -> None:
+        with self._lock:
+            self._sessions.pop((workload, session), None)
+
+    def count_routing(self, *, fallback: bool) -> None:
+        with self._lock:
+            self.ranked += not fallback
+            self.fallbacks += fallback
+
+
+STATE = RoutingState()
+"""The one of this process."""
+
+
+def cluster_view(wire: Mapping[str, Any], received_s: float) -> ClusterView:
+    """Raises MessageError naming the part that is not as agreed."""
+    try:
+        replicas = {
+            str(name): ReplicaView(
+                resident=view["resident"],
+                running=int(view["running"]),
+                waiting=int(view["waiting"]),
+                block_size=int(view["block_size"]),
+                total_blocks=int(view["total_blocks"]),
+                age_s=float(view["age_s"]),
+            )
+            for name, view in list(wire["replicas"].items())[:MAX_REPLICAS]
+        }
+        return ClusterView(replicas=replicas, anchors=wire["anchors"], received_s=received_s)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MessageError(f"cluster view: {type(error).__name__} {error}") from None

@@ -1,0 +1,33 @@
+"""A simulated replica that fault tests can look into."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from ray import serve
+
+from replicas.simulated import SimulatedLLMServer
+
+
+class FaultServer(SimulatedLLMServer):
+    async def view(self, _: Any) -> dict[str, Any]:
+        """Plain values, a moment later: tests ask until they see a change."""
+        await asyncio.sleep(0.05)
+        sidecar = self._beside
+        return {
+            "replica": self._name(),
+            "pid": os.getpid(),
+            "failures": sidecar.stats.exchange_failures,
+            "last_failure": sidecar.exchange.last_failure,
+            "epoch": sidecar.exchange.epoch,
+            "waiting_events": len(sidecar.events),
+        }
+
+    async def die_if(self, replica: str) -> None:
+        if replica == self._name():
+            await self.simulate_fault("die")
+
+    def _name(self) -> str:
+        return serve.get_replica_context().replica_id.unique_id

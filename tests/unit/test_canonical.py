@@ -1,0 +1,79 @@
+"""Harness noise doesn't make another agent; ordinary text does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
+
+SAME = [
+    (
+        "Current date and time: Monday, March 9, 2026 at 06:00:31 PM PDT",
+        "Current date and time: Tuesday, April 14, 2026 at 11:59:02 AM PDT",
+    ),
+    ("Now: 2026-03-09T06:00:31Z", "Now: 2026-03-10T23:10:00Z"),
+    ("The current time is 18:30.", "The current time is 07:05."),
+    ("Today's date: 2026-03-09", "Today's date: 2026-03-10"),
+    ("<date>3/9/2026</date>", "<date>3/10/2026</date>"),
+    ("timestamp=1773079231", "timestamp=1773079299"),
+    ("run id: 7f3a-1", "run id: 99-x"),
+    ('"session_id": "abc"', '"session_id": "def"'),
+    ("trace 123e4567-e89b-12d3-a456-426614174000 on", "trace 00000000-e89b-12d3-a456-426614174000 on"),
+    (
+        "x-anthropic-billing-header: cc_version=2.1.9.aaa; cch=1a2b3;\nBe kind.",
+        "x-anthropic-billing-header: cc_version=2.1.9.bbb; cch=ffff;\nBe kind.",
+    ),
+]
+DIFFERENT = [
+    ("The company was founded in 2019.", "The company was founded in 2020."),
+    ("Since 2021 the time limit is strict.", "Since 2022 the time limit is strict."),
+    ("Use version 3 of the update tool.", "Use version 4 of the update tool."),
+    ("At most 5 steps now.", "At most 6 steps now."),
+    ("You write unit tests.", "You write integration tests."),
+    ("identity: planner", "identity: coder"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_noise_is_the_same(one: str, other: str) -> None:
+    assert canonical_text(f"Be brief.\n{one}\nBe kind.") == canonical_text(f"Be brief.\n{other}\nBe kind.")
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_content_is_significant(one: str, other: str) -> None:
+    assert canonical_text(one) != canonical_text(other)
+
+
+def test_billing_line_leaves_the_rest_untouched() -> None:
+    assert strip_billing("x-anthropic-billing-header: cch=1;\nA\nB") == "A\nB"
+    assert strip_billing("A about the billing-header of x\nB") == "A about the billing-header of x\nB"
+
+
+@given(st.text(max_size=200))
+def test_canonical_text_is_stable(text: str) -> None:
+    once = canonical_text(text)
+    assert canonical_text(once) == once
+
+
+def test_one_part_is_a_string() -> None:
+    assert text_of([{"type": "text", "text": "hi"}]) == text_of("hi") == "hi"
+    assert text_of(None) == text_of([]) == ""
+
+
+def test_tools_by_content_not_order() -> None:
+    first = {"type": "function", "function": {"name": "a", "parameters": {"x": 1, "y": 2}}}
+    turned = {"function": {"parameters": {"y": 2, "x": 1}, "name": "a"}, "type": "function"}
+    second = {"type": "function", "function": {"name": "b"}}
+    of_tools = CanonicalDigests.of_tools
+    assert of_tools([first, second]) == of_tools([second, turned])
+    assert of_tools([first]) != of_tools([first, second])
+    assert of_tools(None) == of_tools([])
+
+
+def test_memo_is_bounded() -> None:
+    digests = CanonicalDigests(max_entries=4)
+    values = [digests.of_text(f"text {n}") for n in range(10)]
+    assert len(digests._memo) == 4
+    assert digests.of_text("text 0") == values[0]

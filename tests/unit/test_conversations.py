@@ -1,0 +1,154 @@
+"""Sessions without a hint: the conversation's own prefix, and what must not be joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.conversations import ConversationIndex
+
+Messages = list[dict[str, Any]]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+class Client:
+    """Names sessions as the gateway would."""
+
+    def __init__(self, index: ConversationIndex) -> None:
+        self.index = index
+        self.minted = 0
+
+    def send(self, messages: Messages, agent: str = "a", tenant: str = "t") -> str:
+        claim = self.index.match(tenant, agent, messages)
+        if claim.session is None:
+            self.minted += 1
+        session = claim.session or f"s{self.minted}"
+        self.index.record(claim, session, agent)
+        return session
+
+
+def test_turns_of_one_conversation() -> None:
+    client = Client(ConversationIndex())
+    messages = [user("hi")]
+    first = client.send(messages)
+    for turn in range(5):
+        messages = [*messages, reply(f"r{turn}"), user(f"u{turn}")]
+        assert client.send(messages) == first
+
+
+def test_a_changed_reply_still_matches_up_to_it() -> None:
+    client = Client(ConversationIndex())
+    first = client.send([user("hi")])
+    assert client.send([user("hi"), reply("shortened"), user("go on")]) == first
+
+
+def test_equal_first_messages_are_two_sessions() -> None:
+    client = Client(ConversationIndex())
+    one = client.send([user("hi")])
+    other = client.send([user("hi")])
+    assert one != other
+    next_one = client.send([user("hi"), reply("r"), user("x")])
+    next_other = client.send([user("hi"), reply("r"), user("y")])
+    assert {next_one, next_other} == {one, other}
+
+
+def test_first_message_never_joins_a_session_that_went_on() -> None:
+    client = Client(ConversationIndex())
+    one = client.send([user("hi")])
+    client.send([user("hi"), reply("r"), user("x")])
+    assert client.send([user("hi")]) != one
+    assert client.send([user("hi")], agent="b") != one
+
+
+def test_agents_with_own_system_prompts_share_a_conversation() -> None:
+    client = Client(ConversationIndex())
+    task = [user("solve it")]
+    first = client.send([{"role": "system", "content": "You plan."}, *task], agent="planner")
+    task = [*task, reply("plan")]
+    assert client.send([{"role": "system", "content": "You code."}, *task], agent="coder") == first
+    task = [*task, reply("code")]
+    assert client.send([{"role": "system", "content": "You test."}, *task], agent="tester") == first
+    assert client.send([{"role": "system", "content": "You judge."}, *task], agent="judge") == first
+
+
+def test_shared_few_shot_prefix_joins_nobody() -> None:
+    client = Client(ConversationIndex())
+    shots = [user("2+2"), reply("4"), user("3+3"), reply("6")]
+    sessions = {client.send([*shots, user(f"{n}+1")]) for n in range(5)}
+    assert len(sessions) == 5
+
+
+def test_fan_out_stays_in_its_session() -> None:
+    client = Client(ConversationIndex())
+    first = client.send([user("task")])
+    branches = {client.send([user("task"), reply("plan"), user(f"part {n}")], agent=f"w{n}") for n in range(4)}
+    assert branches == {first}
+
+
+def test_retry_of_a_long_conversation_is_the_same_session() -> None:
+    client = Client(ConversationIndex())
+    first = client.send([user("hi")])
+    messages = [user("hi"), reply("r"), user("more")]
+    assert client.send(messages) == client.send(messages) == first
+
+
+def test_concurrent_openings_claim_different_sessions() -> None:
+    index = ConversationIndex()
+    client = Client(index)
+    both = {client.send([user("hi")]), client.send([user("hi")])}
+    claims = [index.match("t", "a", [user("hi"), reply("r"), user(f"x{n}")]) for n in range(2)]
+    assert {claim.session for claim in claims} == both
+
+
+def test_refused_request_leaves_nothing() -> None:
+    index = ConversationIndex()
+    claim = index.match("t", "a", [user("hi")])
+    index.release(claim)
+    assert len(index) == 0
+    index.record(claim, "s", "a")
+    assert len(index) == 0
+
+
+def test_tenants_never_meet() -> None:
+    client = Client(ConversationIndex())
+    one = client.send([user("hi")], tenant="k1")
+    assert client.send([user("hi"), reply("r"), user("x")], tenant="k2") != one
+
+
+def test_system_messages_inside_count_as_history() -> None:
+    client = Client(ConversationIndex())
+    top = {"role": "system", "content": "top"}
+    messages = [top, user("a"), {"role": "system", "content": "4999 left"}]
+    first = client.send(messages)
+    messages = [*messages, reply("r"), user("b"), {"role": "system", "content": "4998 left"}]
+    assert client.send(messages) == first
+
+
+def test_bounded() -> None:
+    client = Client(ConversationIndex(max_ends=8))
+    for n in range(100):
+        client.send([user(f"m{n}")])
+    assert len(client.index) == 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.randoms())
+def test_interleaved_conversations_never_mix(order: list[int], random: Any) -> None:
+    """Distinct openings: each conversation keeps its one session however they interleave."""
+    client = Client(ConversationIndex())
+    histories: dict[int, Messages] = {n: [user(f"open {n}")] for n in range(6)}
+    sessions: dict[int, str] = {}
+    for n in order:
+        session = client.send(histories[n], agent=random.choice("abc"))
+        assert sessions.setdefault(n, session) == session
+        histories[n] = [*histories[n], reply("same"), user("same")]
+    assert len(set(sessions.values())) == len(sessions)

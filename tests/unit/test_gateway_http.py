@@ -1,0 +1,308 @@
+"""The gateway's HTTP behaviour with replicas and an actor that are plain objects."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
+from runtime_actor.messages import OWNER_XARG, ExchangeReply, OwnerTag, RequestAccepted
+from serve_app import app as application
+from serve_app import preparation
+from serve_app.config import load
+from serve_app.exchange import GatewayExchange
+from serve_app.flight import Admission
+from serve_app.gateway import Gateway
+from serve_app.generation import ContextLimits
+from serve_app.http_app import make_app
+from serve_app.identity import IdentityResolver
+from serve_app.routing_state import RoutingState
+from serve_app.settings import GatewaySettings
+from serve_app.tenants import Tenants
+
+KEYS = {"one": "k1", "ops": "k2"}
+CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+DONE = "data: [DONE]\n\n"
+
+
+class Answer:
+    """A non-streaming answer of the engine."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"id": "x", "choices": [], "usage": {"prompt_tokens": 40, "prompt_tokens_details": None}}
+
+
+class FakeHandle:
+    """Takes a request as a replica would and answers with `items`."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.requests: list[tuple[Any, Any]] = []
+        self.cancelled = 0
+        self.chat = self.completions = self.tokenize = SimpleNamespace(remote=self._remote)
+
+    def _remote(self, request: Any, raw: Any) -> FakeHandle:
+        self.requests.append((request, raw))
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in list(self.items):
+            if item == "stall":
+                await asyncio.Event().wait()
+            yield item
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+class FakeActor:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.away = False
+
+    async def exchange(self, request: Any) -> ExchangeReply:
+        if self.away:
+            raise RuntimeUnavailable("away")
+        self.events += request.events
+        return ExchangeReply(1, 1, {}, [], [], 60.0)
+
+    async def state(self, tenant: str | None) -> dict[str, Any]:
+        if self.away:
+            raise RuntimeUnavailable("away")
+        return {"version": 1, "tenant": tenant, "events": [event["kind"] for event in self.events]}
+
+    async def predict(self, tenant: str, session: str, horizon: int) -> dict[str, Any] | None:
+        if horizon > 64:
+            raise ConfigurationError(f"horizon: {horizon} is not allowed; allowed: a whole number from 1 to 64")
+        return None if session.startswith("s-") and tenant == "two" else {"session": session, "horizon": horizon}
+
+    async def set_policy(self, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+        return changes
+
+
+class Bench:
+    """A gateway put together by hand, and an HTTP client on it."""
+
+    def __init__(self) -> None:
+        keys = [
+            {"tenant": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "operator": name == "ops"}
+            for name, key in KEYS.items()
+        ]
+        config = load({"model": {"id": "m", "source": "x"}, "gateway": {"api_keys": keys, "max_in_flight": 2}})
+        self.handle, self.actor, self.routing = FakeHandle(), FakeActor(), RoutingState()
+        gateway = Gateway.__new__(Gateway)
+        gateway._settings = GatewaySettings(config, b"secret", {}, 1, 100, 200, True)
+        gateway._tenants = Tenants(config.gateway.api_keys)
+        gateway._identities = IdentityResolver(b"secret")
+        gateway._admission = Admission(config.gateway.max_in_flight, 1)
+        gateway._limits = preparation.Limits(frozenset({"text"}), 16)
+        gateway._context = ContextLimits(100, 200)
+        gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None)
+        gateway._routing = self.routing
+        gateway._client = self.actor
+        gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing)
+        gateway._created_s = 1
+        gateway._get_configured_serve_handle = lambda _: self.handle
+        self.gateway = gateway
+        asgi = make_app(config.gateway)
+        for name, route in application.ENDPOINTS.items():
+            route(asgi)(getattr(gateway, name))
+        self.asgi = asgi
+
+    def ask(self, method: str, path: str, tenant: str | None = "one", **options: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {KEYS[tenant]}"} if tenant else {}
+        headers |= options.pop("headers", {})
+
+        async def main() -> httpx.Response:
+            transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, headers=headers, **options)
+
+        return asyncio.run(main())
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+        return self.ask("POST", "/v1/chat/completions", json=body)
+
+    @property
+    def buffered(self) -> int:
+        return len(self.gateway._exchange.buffer) + len(self.actor.events)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    made.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), Answer()]
+    yield made
+    assert made.gateway._admission.in_flight == 0
+
+
+def test_an_answer_with_its_headers(bench: Bench) -> None:
+    answer = bench.chat(priority=-5, session_id="s1")
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+    headers = {name: answer.headers[f"x-agent-runtime-{name}"] for name in ("replica", "cached-tokens", "hints")}
+    assert headers == {"replica": "r1", "cached-tokens": "32", "hints": "session_id=accepted, priority=clipped"}
+    request, raw = bench.handle.requests[0]
+    tag = OwnerTag.decode(request.vllm_xargs[OWNER_XARG])
+    assert tag.session == answer.headers["x-agent-runtime-session"] == request.session_id
+    assert request.priority == 0 and request.cache_salt and "authorization" not in raw.headers
+    place = bench.routing.session("one", tag.session)
+    assert place is not None and place.places[tag.agent] == ("r1", 40)
+
+
+def test_a_stream(bench: Bench) -> None:
+    bench.handle.items = [RequestAccepted("r1", 40, 0).to_wire(), CHUNK, DONE]
+    answer = bench.chat(stream=True)
+    assert answer.text == CHUNK + DONE
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-agent-runtime-replica"] == "r1"
+
+
+def test_a_refusal_leaves_nothing(bench: Bench) -> None:
+    error = SimpleNamespace(message="bad", type="BadRequestError", param="top_p", code=400)
+    bench.handle.items = [SimpleNamespace(error=error)]
+    for stream in (False, True):
+        answer = bench.chat(stream=stream)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "top_p"
+    assert bench.buffered == 0 and len(bench.gateway._identities.conversations) == 0
+    bench.handle.items = [RequestAccepted("r1", 4, 0).to_wire(), SimpleNamespace(error=error)]
+    assert bench.chat().status_code == 400
+    assert bench.buffered == 0
+
+
+def test_the_state_shows_ones_own_requests(bench: Bench) -> None:
+    bench.chat()
+    state = bench.ask("GET", "/runtime/state").json()
+    assert state["events"] == ["request_arrived"] and state["tenant"] == "one"
+    assert state["gateway"]["in_flight"] == 0
+    assert bench.ask("GET", "/runtime/state", "ops").json()["tenant"] is None
+
+
+def test_a_final_request_ends_its_session(bench: Bench) -> None:
+    bench.ask(
+        "POST",
+        "/v1/chat/completions",
+        headers={"x-dynamo-session-final": "true"},
+        json={"messages": [{"role": "user", "content": "bye"}]},
+    )
+    assert bench.ask("GET", "/runtime/state").json()["events"] == ["request_arrived", "session_ended"]
+
+
+def test_admission_is_bounded(bench: Bench) -> None:
+    slots = [bench.gateway._admission.admit() for _ in range(2)]
+    answer = bench.chat()
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    for slot in slots:
+        slot.free()
+    assert bench.chat().status_code == 200
+
+
+def test_leaving_before_the_answer_cancels_and_counts_once(bench: Bench) -> None:
+    bench.handle.items = ["stall"]
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(bench.asgi)
+        headers = {"authorization": "Bearer k1"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+            body = {"messages": [{"role": "user", "content": "hi"}]}
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+            while not bench.handle.requests:
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait({asking})
+
+    asyncio.run(main())
+    assert bench.handle.cancelled == 1
+    assert bench.buffered == 1
+
+
+def test_a_stream_that_is_never_read_gives_its_place_back(bench: Bench) -> None:
+    bench.handle.items = [RequestAccepted("r1", 40, 0).to_wire(), CHUNK, "stall"]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        raise OSError("gone")
+
+    async def main() -> None:
+        body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"authorization", b"Bearer k1")]}
+        pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def first() -> dict[str, Any]:
+            return pending.pop() if pending else await receive()
+
+        answer: Response = await bench.gateway.chat(Request(scope, first))
+        with pytest.raises((OSError, BaseExceptionGroup, ClientDisconnect)):
+            await answer(scope, receive, send)
+
+    asyncio.run(main())
+    assert bench.handle.cancelled == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/models", 200),
+        ("GET", "/v1/models/m", 200),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/healthz", 405),
+        ("GET", "/healthz", 200),
+        ("GET", "/runtime/predict?session_id=x&horizon=3", 200),
+        ("GET", "/runtime/predict?session_id=x&horizon=100", 400),
+        ("GET", "/runtime/predict?session_id=x&horizon=-", 400),
+        ("GET", "/runtime/predict?session_id=x&horizon=1²", 400),
+        ("GET", "/runtime/predict", 400),
+        ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404),
+    ],
+)
+def test_paths(bench: Bench, method: str, path: str, status: int) -> None:
+    answer = bench.ask(method, path)
+    assert answer.status_code == status, answer.text
+    if status >= 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_keys_and_headers(bench: Bench) -> None:
+    assert bench.ask("GET", "/v1/models", None).status_code == 401
+    assert bench.ask("GET", "/runtime/", None).status_code == 200
+    assert bench.ask("GET", "/v1/models", headers={"x-session-id": "a" * 40_000}).status_code == 431
+    preflight = bench.ask("OPTIONS", "/v1/models", headers={"origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+def test_an_absent_actor_costs_no_request(bench: Bench) -> None:
+    bench.actor.away = True
+    assert bench.chat().status_code == 200
+    assert bench.ask("GET", "/runtime/state").status_code == 503
+    bench.actor.away = False
+    assert bench.ask("GET", "/runtime/state").json()["events"] == ["request_arrived"]
+
+
+def test_a_fault_of_our_own_is_a_500_in_shape(bench: Bench) -> None:
+    bench.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), object()]
+    answer = bench.chat()
+    assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+
+
+def test_policy_needs_an_operator_and_json(bench: Bench) -> None:
+    path = "/runtime/policy"
+    assert bench.ask("POST", path, json={"mode": "lru"}).status_code == 403
+    assert bench.ask("POST", path, "ops", content=b"{}").status_code == 415
+    assert bench.ask("POST", path, "ops", json={"mode": "lru"}, headers={"origin": "http://evil"}).status_code == 403
+    changed = bench.ask("POST", path, "ops", json={"mode": "lru", "prefetch": False})
+    assert changed.json() == {"name": "kv_cache", "mode": "lru", "prefetch": {"enabled": False}}

@@ -1,0 +1,154 @@
+"""A request's way to a replica: retry once, clip once, time limits, errors after the first event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from runtime_actor.messages import RequestAccepted
+from serve_app.errors import ApiError
+from serve_app.generation import COMPILE_FAILURE, ContextLimits, Exchange
+from serve_app.streaming import DONE
+
+ACCEPTED = RequestAccepted("r1", 10, 0).to_wire()
+CHUNK = 'data: {"choices":[{"index":0}]}\n\n'
+TOO_LONG = "This model's maximum context length is 100 tokens. However, you requested 50 output tokens"
+
+
+class FakeCall:
+    """Yields its items, raises those that are exceptions, stalls at "stall"."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+        self.cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in self._items:
+            if isinstance(item, BaseException):
+                raise item
+            if item == "stall":
+                await asyncio.Event().wait()
+            yield item
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Replicas:
+    """Answers call after call with the next script."""
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self._scripts = list(scripts)
+        self.sent: list[dict[str, Any]] = []
+        self.calls: list[FakeCall] = []
+        self.retries = 0
+
+    def send(self, fields: dict[str, Any]) -> FakeCall:
+        self.sent.append(fields)
+        self.calls.append(FakeCall(self._scripts.pop(0)))
+        return self.calls[-1]
+
+    def retried(self) -> None:
+        self.retries += 1
+
+
+def error_item(message: str, code: int) -> Any:
+    return SimpleNamespace(error=SimpleNamespace(message=message, type="t", param=None, code=code))
+
+
+def exchange(replicas: Replicas, fields: dict[str, Any] | None = None, timeout_s: float = 5.0) -> Exchange:
+    limits = ContextLimits(usable_tokens=100, model_tokens=200)
+    return Exchange(replicas.send, fields or {}, limits, timeout_s, replicas.retried)
+
+
+def read(request: Exchange) -> str:
+    async def main() -> str:
+        opened = await request.open()
+        return "".join([event async for event in request.stream(opened)])
+
+    return asyncio.run(main())
+
+
+def refused(request: Exchange) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read(request)
+    return caught.value
+
+
+def test_straight_through() -> None:
+    replicas = Replicas([ACCEPTED, CHUNK, DONE])
+    assert read(exchange(replicas)) == CHUNK + DONE
+    assert replicas.retries == 0
+
+
+@pytest.mark.parametrize("first", [[ActorDiedError()], [ACCEPTED, ActorDiedError()], [error_item("dead", 500)]])
+def test_a_dead_replica_is_replaced_once(first: list[Any]) -> None:
+    replicas = Replicas(first, [ACCEPTED, CHUNK, DONE])
+    assert read(exchange(replicas)) == CHUNK + DONE
+    assert replicas.retries == 1 and replicas.calls[0].cancelled
+
+
+def test_two_deaths_are_told() -> None:
+    assert refused(exchange(Replicas([ActorDiedError()], [ActorDiedError()]))).status == 503
+
+
+def test_a_death_in_mid_stream_is_an_event() -> None:
+    replicas = Replicas([ACCEPTED, CHUNK, ActorDiedError()])
+    text = read(exchange(replicas))
+    assert '"unavailable"' in text and text.endswith(DONE) and replicas.retries == 0
+
+
+def test_client_errors_are_not_retried() -> None:
+    replicas = Replicas([error_item("bad", 400)])
+    assert refused(exchange(replicas)).status == 400 and replicas.retries == 0
+
+
+def test_clip_where_the_cache_is_the_limit() -> None:
+    replicas = Replicas([error_item(TOO_LONG, 400)], [ACCEPTED, CHUNK, DONE])
+    request = exchange(replicas, {"max_tokens": 50, "messages": []})
+    assert read(request) == CHUNK + DONE
+    assert request.clipped and replicas.sent[1] == {"messages": []}
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 200}, {"max_tokens": 10_000}])
+def test_no_clip_beyond_the_model(fields: dict[str, Any]) -> None:
+    assert refused(exchange(Replicas([error_item(TOO_LONG, 400)]), fields)).code == "context_length_exceeded"
+
+
+def test_a_prompt_too_long_by_itself_is_refused_after_the_clip() -> None:
+    replicas = Replicas([error_item(TOO_LONG, 400)], [error_item(TOO_LONG, 400)])
+    assert refused(exchange(replicas, {"max_tokens": 50})).code == "context_length_exceeded"
+
+
+def test_a_constraint_that_fails_to_compile_is_the_clients() -> None:
+    replicas = Replicas([ACCEPTED, error_item(COMPILE_FAILURE, 500)])
+    error = refused(exchange(replicas, {"structured_outputs": {"grammar": "x"}}))
+    assert error.status == 400 and replicas.retries == 0
+
+
+def test_time_limits() -> None:
+    stalled = Replicas(["stall"])
+    assert refused(exchange(stalled, timeout_s=0.05)).status == 504
+    assert stalled.calls[0].cancelled
+    late = Replicas([ACCEPTED, CHUNK, "stall"])
+    text = read(exchange(late, timeout_s=0.05))
+    assert '"timeout"' in text and text.endswith(DONE) and late.calls[0].cancelled
+
+
+def test_leaving_cancels() -> None:
+    replicas = Replicas([ACCEPTED, CHUNK, CHUNK, "stall"])
+
+    async def main() -> None:
+        request = exchange(replicas)
+        opened = await request.open()
+        events = request.stream(opened)
+        await anext(events)
+        await events.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert replicas.calls[0].cancelled

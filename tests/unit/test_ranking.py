@@ -1,0 +1,149 @@
+"""Which replica comes first, and that a hot one never does."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime_actor.errors import MessageError
+from runtime_actor.tables import ReachTables
+from serve_app.ranking import RankingInput, RankingWeights, by_load, rank, with_affinity
+from serve_app.routing_state import (
+    ClusterView,
+    ReplicaView,
+    RoutingState,
+    SessionView,
+    cluster_view,
+)
+
+WEIGHTS = RankingWeights()
+
+
+def view(resident: dict[str, dict[str, int]], anchors: dict[str, int]) -> ClusterView:
+    return ClusterView(
+        replicas={name: ReplicaView({"w": blocks}, 0, 0, 32, 400, 0.1) for name, blocks in resident.items()},
+        anchors={"w": anchors},
+        received_s=0.0,
+    )
+
+
+def ask(
+    loads: dict[str, int],
+    agent: str = "a",
+    session: SessionView | None = None,
+    tables: ReachTables | None = None,
+    chosen_s: dict[str, float] | None = None,
+) -> RankingInput:
+    return RankingInput("w", agent, loads, chosen_s or {}, session, tables)
+
+
+def chain_tables() -> ReachTables:
+    """a -> b -> a, certain."""
+    first = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0]], dtype=np.float32)
+    zeros = np.zeros(3, dtype=np.float32)
+    return ReachTables(
+        "w", ("a", "b", "other"), first, np.zeros((0, 2), np.int16), np.zeros((0, 3), np.float32), 0.1, zeros, zeros
+    )
+
+
+def test_anchor_draws() -> None:
+    cluster = view({"r1": {"a": 20}, "r2": {}}, {"a": 640})
+    assert rank(ask({"r1": 0, "r2": 0}), cluster, WEIGHTS)[0] == "r1"
+
+
+def test_session_blocks_without_a_shared_prefix_do_not_draw_strangers() -> None:
+    cluster = view({"r1": {"a": 300}, "r2": {}}, {})
+    assert rank(ask({"r1": 0, "r2": 0}, chosen_s={"r1": 5.0, "r2": 1.0}), cluster, WEIGHTS)[0] == "r2"
+
+
+def test_own_history_draws() -> None:
+    session = SessionView("a", {"a": ("r2", 900)})
+    assert rank(ask({"r1": 0, "r2": 0}, session=session), view({"r1": {}, "r2": {}}, {}), WEIGHTS)[0] == "r2"
+
+
+def test_the_next_agent_draws() -> None:
+    cluster = view({"r1": {}, "r2": {"b": 20}}, {"b": 640})
+    request = ask({"r1": 0, "r2": 0}, tables=chain_tables(), chosen_s={"r1": 0.0, "r2": 9.0})
+    assert rank(request, cluster, WEIGHTS)[0] == "r2"
+    no_reach = RankingWeights(reach_weight=0.0)
+    assert rank(request, cluster, no_reach)[0] == "r1"
+
+
+def test_load_moves_a_request_away_in_time() -> None:
+    cluster = view({"r1": {"a": 20}, "r2": {}}, {"a": 640})
+    assert rank(ask({"r1": 1, "r2": 0}), cluster, WEIGHTS)[0] == "r1"
+    assert rank(ask({"r1": 3, "r2": 0}), cluster, WEIGHTS)[0] == "r2"
+
+
+def test_a_hot_replica_loses_whatever_it_holds() -> None:
+    cluster = view({"r1": {"a": 3000}, "r2": {}}, {"a": 90_000})
+    assert rank(ask({"r1": 4, "r2": 0}), cluster, WEIGHTS) == ["r2", "r1"]
+
+
+def test_ties_go_round() -> None:
+    chosen: dict[str, float] = {}
+    served = []
+    for turn in range(9):
+        first = rank(ask({"r1": 0, "r2": 0, "r3": 0}, chosen_s=chosen), view({}, {}), WEIGHTS)[0]
+        chosen[first] = float(turn)
+        served.append(first)
+    assert sorted(served[:3]) == ["r1", "r2", "r3"] and served[:3] * 3 == served
+
+
+def test_unknown_replicas_are_ranked_too() -> None:
+    assert sorted(rank(ask({"new": 0, "r1": 0}), view({"r1": {}}, {}), WEIGHTS)) == ["new", "r1"]
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 20), min_size=1),
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 500)),
+)
+def test_every_replica_once_and_the_first_is_never_hot(loads: dict[str, int], blocks: dict[str, int]) -> None:
+    cluster = view({name: {"a": count} for name, count in blocks.items()}, {"a": 10_000})
+    order = rank(ask(loads), cluster, WEIGHTS)
+    assert sorted(order) == sorted(loads)
+    assert loads[order[0]] - min(loads.values()) < WEIGHTS.hot_requests
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 20), min_size=1), st.integers())
+def test_power_of_two(loads: dict[str, int], seed: int) -> None:
+    order = by_load(loads, random.Random(seed))
+    assert sorted(order) == sorted(loads)
+    assert len(order) < 2 or loads[order[0]] <= loads[order[1]]
+
+
+def test_affinity_holds_without_a_view_unless_hot() -> None:
+    session = SessionView("a", {"a": ("r2", 900)})
+    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 3}, session=session), WEIGHTS) == ["r2", "r1"]
+    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 4}, session=session), WEIGHTS) == ["r1", "r2"]
+    gone = SessionView("a", {"a": ("r9", 900)})
+    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 0}, session=gone), WEIGHTS) == ["r1", "r2"]
+
+
+def test_state_is_bounded_and_ages() -> None:
+    now = [0.0]
+    state = RoutingState(max_sessions=3, clock=lambda: now[0])
+    for n in range(10):
+        state.record("w", f"s{n}", "a", "r1", 10)
+    assert state.session("w", "s0") is None and state.session("w", "s9") is not None
+    for n in range(40):
+        state.record("w", "s9", f"a{n}", "r1", 10)
+    place = state.session("w", "s9")
+    assert place is not None and len(place.places) == 16 and place.current == "a39"
+    state.update_cluster({"replicas": {}, "anchors": {}})
+    now[0] = 7.0
+    assert state.view_age_s == 7.0
+    state.end_session("w", "s9")
+    assert state.session("w", "s9") is None
+
+
+@pytest.mark.parametrize(
+    "wire", [{}, {"replicas": 5, "anchors": {}}, {"replicas": {"r": {"running": "x"}}, "anchors": {}}]
+)
+def test_a_damaged_view_keeps_the_former(wire: dict) -> None:
+    with pytest.raises(MessageError, match="cluster view"):
+        cluster_view(wire, 0.0)

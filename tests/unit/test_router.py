@@ -1,0 +1,102 @@
+"""What Ray's routing loop demands of a router, without Ray's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime_actor.messages import OWNER_XARG, OwnerTag
+from serve_app import ranking, routing_state
+from serve_app.router import AgentRequestRouter
+from serve_app.routing_state import RoutingState
+
+
+def replica(name: str) -> Any:
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name))
+
+
+def pending(tag: OwnerTag | None = None, number: int = 0) -> Any:
+    body = SimpleNamespace(vllm_xargs={OWNER_XARG: tag.encode()} if tag else None)
+    return SimpleNamespace(
+        args=[body],
+        metadata=SimpleNamespace(internal_request_id=f"i{number}"),
+        routing_context=SimpleNamespace(should_backoff=False),
+    )
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> RoutingState:
+    fresh = RoutingState()
+    monkeypatch.setattr(routing_state, "STATE", fresh)
+    return fresh
+
+
+@pytest.fixture
+def router() -> AgentRequestRouter:
+    made = AgentRequestRouter.__new__(AgentRequestRouter)
+    made._replica_queue_len_cache = SimpleNamespace(get=lambda _: None)
+    made.initialize_state()
+    return made
+
+
+def names(router: AgentRequestRouter, candidates: list[Any], request: Any) -> list[str]:
+    ranks = asyncio.run(router.choose_replicas(candidates, request))
+    assert all(len(rank) == 1 for rank in ranks)
+    return [rank[0].replica_id.unique_id for rank in ranks]
+
+
+TAG = OwnerTag("w", "a-1", "s-1")
+BOTH = [replica("r1"), replica("r2")]
+
+
+@pytest.mark.parametrize("tag", [TAG, None])
+def test_every_candidate_is_a_rank_and_backoff_is_asked_for(
+    router: AgentRequestRouter, state: RoutingState, tag: OwnerTag | None
+) -> None:
+    request = pending(tag)
+    assert sorted(names(router, BOTH, request)) == ["r1", "r2"]
+    assert request.routing_context.should_backoff
+    assert sorted(names(router, BOTH, None)) == ["r1", "r2"]
+    nothing = pending(tag)
+    assert names(router, [], nothing) == [] and nothing.routing_context.should_backoff
+
+
+def test_without_a_fresh_view_it_counts_a_fallback(router: AgentRequestRouter, state: RoutingState) -> None:
+    names(router, BOTH, pending(TAG))
+    assert (state.ranked, state.fallbacks) == (0, 1)
+    state.update_cluster({"replicas": {}, "anchors": {}})
+    names(router, BOTH, pending(TAG))
+    assert (state.ranked, state.fallbacks) == (1, 1)
+
+
+def test_a_session_goes_back_to_its_replica(router: AgentRequestRouter, state: RoutingState) -> None:
+    state.record("w", "s-1", "a-1", "r2", 900)
+    assert all(names(router, BOTH, pending(TAG))[0] == "r2" for _ in range(20))
+
+
+def test_it_never_raises(router: AgentRequestRouter, state: RoutingState, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(ranking, "rank", broken)
+    monkeypatch.setattr(ranking, "by_load", broken)
+    assert sorted(names(router, BOTH, pending(TAG))) == ["r1", "r2"]
+    garbage = SimpleNamespace(args=[SimpleNamespace(vllm_xargs={OWNER_XARG: 5})], routing_context=SimpleNamespace())
+    assert sorted(names(router, BOTH, garbage)) == ["r1", "r2"]
+    assert router._failures == 2
+
+
+def test_load_is_a_set_of_ids(router: AgentRequestRouter, state: RoutingState) -> None:
+    r1 = BOTH[0].replica_id
+    for number in range(3):
+        router.on_request_routed(pending(TAG, number), r1, None)
+    router.on_request_completed(r1, "never routed")
+    assert router._load("r1", r1) == 3
+    for number in range(3):
+        router.on_request_completed(r1, f"i{number}")
+        router.on_request_completed(r1, f"i{number}")
+    assert router._load("r1", r1) == 0
+    router.on_request_completed(replica("gone").replica_id, "x")

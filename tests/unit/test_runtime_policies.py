@@ -1,0 +1,132 @@
+"""Policies: isolation of faults, composition, switching at run time and by configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+
+from runtime_actor.errors import ConfigurationError
+from runtime_actor.messages import Message
+from runtime_actor.policies.base import CacheOwner, Policy, PrefetchSuggestion
+from runtime_actor.policies.host import PolicyHost
+from runtime_actor.settings import PolicySettings, RuntimeSettings
+from runtime_actor.shared import SharedState
+from runtime_actor.tables import ReachTables
+from tests.unit.runtime_kit import Kit
+
+
+class Fixed(Policy):
+    name = "fixed"
+
+    def __init__(self, value: float | None, weight: float = 1.0, broken: bool = False) -> None:
+        super().__init__(PolicySettings(weight=weight), SharedState(RuntimeSettings(), 0.0))
+        self.value = value
+        self.broken = broken
+
+    def _maybe_raise(self) -> None:
+        if self.broken:
+            raise RuntimeError("broken on purpose")
+
+    def observe(self, event: Message) -> None:
+        self._maybe_raise()
+
+    def score(self, item: CacheOwner) -> float | None:
+        self._maybe_raise()
+        return self.value
+
+    def score_tables(self) -> Mapping[str, ReachTables]:
+        self._maybe_raise()
+        return {}
+
+    def predict(self, workload: str, session: str, horizon: int) -> Mapping[str, float] | None:
+        self._maybe_raise()
+        return None if self.value is None else {"a": self.value}
+
+    def act(self) -> list[PrefetchSuggestion]:
+        self._maybe_raise()
+        return [PrefetchSuggestion(self.name, "r", "w", "a", "s", 1.0, self.value or 0.0)]
+
+    def forget(self, workload: str) -> None:
+        self._maybe_raise()
+
+
+ITEM = CacheOwner("w", "a", "s")
+
+
+def test_composition() -> None:
+    host = PolicyHost([Fixed(None), Fixed(0.2, 1.0), Fixed(0.8, 3.0), Fixed(1.0, 0.0)], 3)
+    assert host.score(ITEM) == pytest.approx(0.65)
+    assert host.predict("w", "s", 1) == {"a": 0.2}
+    assert len(host.act()) == 1
+    assert PolicyHost([Fixed(None)], 3).score(ITEM) is None
+    assert PolicyHost([], 3).score(ITEM) is None
+
+
+def test_a_broken_policy_is_isolated_and_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    host = PolicyHost([Fixed(0.9, broken=True), Fixed(0.4)], failure_limit=3)
+    with caplog.at_level(logging.ERROR):
+        assert [host.score(ITEM) for _ in range(5)] == [0.4] * 5
+    broken, sound = host.as_state(None)
+    assert (broken["failures"], broken["switched_off"], broken["enabled"]) == (3, True, False)
+    assert sound["enabled"]
+    assert len(caplog.records) == 2, "one for the first failure, one for the switch-off"
+
+
+def test_replicas_fall_back_to_stock_order_when_the_policy_is_off() -> None:
+    kit = Kit(policy_failure_limit=1)
+    hosted = kit.runtime.host.get("kv_cache")
+    assert hosted is not None
+    hosted.policy = Fixed(0.5, broken=True)
+    assert kit.exchange(events=[kit.arrived("s1", "a")]).policy == {"mode": "lru", "weight": 0.0, "prefetch": False}
+    assert Kit(policies=[]).exchange().policy["mode"] == "lru"
+
+
+def test_switching_at_run_time() -> None:
+    kit = Kit()
+    kit.teach("ab")
+    assert kit.exchange().policy == {"mode": "reach", "weight": 1.0, "prefetch": True}
+    changed = kit.runtime.set_policy("kv_cache", {"mode": "lru", "prefetch": {"enabled": False}})
+    assert changed["mode"] == "lru"
+    reply = kit.exchange(epoch=0)
+    assert reply.policy == {"mode": "lru", "weight": 1.0, "prefetch": False}
+    assert "t" in reply.tables, "learning goes on"
+    kit.runtime.set_policy("kv_cache", {"enabled": False})
+    assert kit.exchange().policy["weight"] == 0.0
+    assert kit.runtime.predict("t", "taught-1", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("fairness", {}, "'fairness' is not configured"),
+        ("kv_cache", {"mode": "magic"}, "policies.kv_cache.mode: 'magic'"),
+        ("kv_cache", {"mood": "reach"}, "policies.kv_cache.mood: unknown key"),
+        ("kv_cache", {"prefetch": {"max_per_s": -1}}, "policies.kv_cache.prefetch.max_per_s: -1"),
+    ],
+)
+def test_bad_changes_are_named(name: str, changes: dict, text: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Kit().runtime.set_policy(name, changes)
+    assert text in str(error.value)
+
+
+def test_configure_takes_only_newer_versions_and_keeps_what_was_learned() -> None:
+    kit = Kit()
+    kit.teach("abc")
+    kit.exchange(report=kit.report())
+    before = kit.runtime.state()
+    other = RuntimeSettings.from_dict({"window": 100, "policies": [{"mode": "lru"}]})
+    assert kit.runtime.configure(other, 2)
+    assert not kit.runtime.configure(RuntimeSettings(), 2)
+    assert kit.exchange().policy["mode"] == "lru"
+    after = kit.runtime.state()
+    assert after["transitions"] == before["transitions"]
+    assert after["agents"] == before["agents"] and len(after["replicas"]) == 1
+    kit.runtime.set_policy("kv_cache", {"mode": "reach"})
+    assert kit.runtime.configure(other, 3)
+    assert kit.exchange().policy["mode"] == "lru", "a newer configuration wins over a switch"
+    assert kit.runtime.configure(RuntimeSettings.from_dict({"max_agents": 8}), 4)
+    kit.teach("ab", tenant="t")
+    kit.runtime.check_invariants()

@@ -1,0 +1,159 @@
+"""The simulated engine: its cache against its own invariants, its order, its faults."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicas.owner_values import ValueSettings
+from replicas.simulated_cache import Allocation, Prompt, SimulatedCache
+from replicas.simulated_engine import CostModel, SimulatedCore, SimulatedRequest
+from runtime_actor.errors import EngineGone
+from runtime_actor.messages import OwnerTag
+
+INSTANT = CostModel(prefill_s_per_token=0.0, decode_s_per_token=0.0, num_blocks=8, block_size=4, max_num_seqs=2)
+
+
+def prompt_of(text: str) -> Prompt:
+    return Prompt(tuple(ord(letter) for letter in text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["x" * 9, "x" * 8 + "y" * 5, "zz" * 7]), st.booleans()),
+        max_size=30,
+    )
+)
+def test_the_cache_keeps_its_invariants(requests: list[tuple[str, str, bool]]) -> None:
+    cache = SimulatedCache(num_blocks=10, block_size=4, values=ValueSettings())
+    held: list[Allocation] = []
+    for number, (agent, text, release) in enumerate(requests):
+        prompt = prompt_of(text)
+        tag = OwnerTag("w", agent, f"s{number % 4}")
+        claim, hashes = cache.arrive(str(number), tag, prompt)
+        allocation = cache.allocate(claim, hashes, len(text), len(text) + 2)
+        if allocation is None:
+            assert held
+            cache.directory.finished(str(number))
+        else:
+            cache.fill(allocation, len(text))
+            held.append(allocation)
+        cache.check_invariants()
+        if release and held:
+            first = held.pop(0)
+            cache.free(first)
+            cache.directory.finished(first.claim.request_id)
+            cache.check_invariants()
+    for allocation in held:
+        cache.free(allocation)
+    cache.check_invariants()
+    assert cache.num_free_blocks == 10
+
+
+async def run_request(core: SimulatedCore, number: int, text: str, **changes: object) -> int:
+    """Cached tokens."""
+    cached: list[int] = []
+    request = SimulatedRequest(
+        request_id=f"r{number}",
+        prompt=prompt_of(text),
+        max_tokens=1,
+        tag=OwnerTag("w", "a", f"s{number}"),
+        on_prefill=cached.append,
+        **changes,  # type: ignore[arg-type]
+    )
+    async for _ in core.generate(request):
+        pass
+    return cached[0]
+
+
+def test_a_prefix_is_found_again_but_for_the_last_block() -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(INSTANT)
+        assert await run_request(core, 1, "a" * 8) == 0
+        assert await run_request(core, 2, "a" * 8) == 4
+        assert await run_request(core, 3, "a" * 8 + "b") == 8
+        core.cache.check_invariants()
+
+    asyncio.run(scenario())
+
+
+def test_a_salt_keeps_caches_apart() -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(INSTANT)
+        await run_request(core, 1, "a" * 9)
+        cached: list[int] = []
+        request = SimulatedRequest(
+            "r", Prompt(prompt_of("a" * 9).token_ids, cache_salt="other"), 1, on_prefill=cached.append
+        )
+        async for _ in core.generate(request):
+            pass
+        assert cached == [0]
+
+    asyncio.run(scenario())
+
+
+def test_requests_wait_for_blocks_and_all_end() -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(INSTANT)
+        await asyncio.gather(*(run_request(core, i, chr(65 + i) * 25) for i in range(6)))
+        assert (core.running, core.waiting, core.cache.num_free_blocks) == (0, 0, 8)
+        core.cache.check_invariants()
+        assert core.cache.evicted_blocks > 0
+
+    asyncio.run(scenario())
+
+
+def test_priority_decides_who_is_next() -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(INSTANT)
+        order: list[str] = []
+
+        async def run(name: str, number: int, priority: int) -> None:
+            await run_request(core, number, name * 25, priority=priority)
+            order.append(name)
+
+        tasks = [run("a", 1, 0), run("b", 2, 5), run("c", 3, -5)]
+        await asyncio.gather(*tasks)
+        assert order == ["a", "c", "b"]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_given_up_frees_its_blocks() -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(INSTANT)
+        request = SimulatedRequest("r", prompt_of("a" * 9), max_tokens=5)
+        tokens = core.generate(request)
+        assert await anext(tokens) == 1
+        await tokens.aclose()
+        assert (core.running, core.cache.num_free_blocks) == (0, 8)
+
+    asyncio.run(scenario())
+
+
+def test_what_can_never_run_is_known_before() -> None:
+    core = SimulatedCore(INSTANT)
+    assert core.fits(24, 8) and not core.fits(25, 8) and not core.fits(0, 1)
+
+
+def test_a_dead_engine_fails_running_and_waiting_requests() -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(INSTANT)
+        core.freeze()
+        tasks = [asyncio.ensure_future(run_request(core, i, chr(65 + i) * 25)) for i in range(3)]
+        await asyncio.sleep(0)
+        core.die()
+        for task in tasks:
+            with pytest.raises(EngineGone):
+                await task
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy must be one of"):
+        SimulatedCore(INSTANT).set_policy("best", 1.0)
