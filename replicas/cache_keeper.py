@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 from replicas.anchor_finder import AnchorFinder
 from replicas.block_pool import EVICTED_KINDS, PoolOwners
@@ -68,6 +68,8 @@ class Arrival:
 def _guarded(
     method: Callable[Concatenate[CacheKeeper, P], None],
 ) -> Callable[Concatenate[CacheKeeper, P], None]:
+    """Whatever goes wrong in the policy, the engine goes on."""
+
     @functools.wraps(method)
     def guarded(self: CacheKeeper, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.owners.failed:
@@ -80,7 +82,7 @@ def _guarded(
             self.owners.failed = True
             self.owners.use_stock_order()
 
-    return guarded
+    return cast("Callable[Concatenate[CacheKeeper, P], None]", guarded)
 
 
 class CacheKeeper:
@@ -146,9 +148,7 @@ class CacheKeeper:
         for group, block_tokens in enumerate(self._shape.group_block_tokens):
             if block_tokens != size:
                 continue
-            self.owners.claim_moved(
-                claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size
-            )
+            self.owners.claim_moved(claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size)
 
     @_guarded
     def started(
@@ -244,7 +244,7 @@ class CacheKeeper:
             self.directory.end(workload, session)
         for action_id, left_s in down.deadlines_s.items():
             self.warm.set_deadline(action_id, self._clock() + left_s)
-        changes = {
+        changes: dict[str, Any] = {
             "policy": down.policy,
             "weight": down.weight,
             "arrival_share": down.arrival_share,

@@ -19,62 +19,12 @@ import heapq
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
+
+from replicas.owner_list import End, Owner
 
 MAX_LISTS = 2048
 """Owners with a list of their own; beyond it the least valued ones share the common list."""
-
-_EVERYTHING = float("inf")
-
-
-class FreeBlock(Protocol):
-    """What the queue needs of a block; vLLM's KVCacheBlock has it."""
-
-    block_id: int
-    prev_free_block: Any
-    next_free_block: Any
-
-
-class _End:
-    """Sentinel at either end of a list; linked like a block, never handed out."""
-
-    __slots__ = ("block_id", "next_free_block", "owner", "prev_free_block")
-
-    def __init__(self, owner: Owner) -> None:
-        self.block_id = -1
-        self.owner = owner
-        self.prev_free_block: Any = None
-        self.next_free_block: Any = None
-
-
-class Owner:
-    """Whom cached blocks belong to, with the list of those that are free.
-
-    `value` may be set at any time by whoever values owners; the queue learns of it through its
-    `changed` callback. An owner that isn't `listed` is worthless for good: what it frees from then on
-    goes to the common list.
-    """
-
-    __slots__ = ("entered_value", "entry", "head", "listed", "tail", "value")
-
-    def __init__(self, value: float = 0.0, listed: bool = True) -> None:
-        self.value = value
-        self.listed = listed
-        self.entry = 0
-        self.entered_value = value
-        self.head = _End(self)
-        self.tail = _End(self)
-        self.clear()
-
-    def clear(self) -> None:
-        self.head.next_free_block = self.tail
-        self.tail.prev_free_block = self.head
-
-    def __iter__(self) -> Iterator[Any]:
-        block = self.head.next_free_block
-        while block is not None and block is not self.tail:
-            yield block
-            block = block.next_free_block
 
 
 def _nothing_changed() -> Iterable[Owner]:
@@ -214,27 +164,12 @@ class OwnerFreeQueue:
         if n <= 0:
             return taken
         self.num_free_blocks -= n
-        self._take_from(self._empty, n, taken)
-        if len(taken) < n:
-            self._take_from(self._doubles, n, taken)
+        for worthless in (self._empty, self._doubles):
+            if worthless.head.next_free_block is not worthless.tail:
+                worthless.take(n, taken)
         if len(taken) < n:
             self._take_from_owners(n, taken)
         return taken
-
-    def _take_from(self, owner: Owner, n: int, taken: list[Any], before: float = _EVERYTHING) -> None:
-        """Move blocks from the front of one list until `taken` has n, or stamps reach `before`."""
-        block = owner.head.next_free_block
-        tail = owner.tail
-        stamps = self._stamps
-        wanted = n - len(taken)
-        while wanted and block is not tail and stamps[block.block_id] < before:
-            taken.append(block)
-            following = block.next_free_block
-            block.prev_free_block = block.next_free_block = None
-            block = following
-            wanted -= 1
-        owner.head.next_free_block = block
-        block.prev_free_block = owner.head
 
     def _take_from_owners(self, n: int, taken: list[Any]) -> None:
         """Take from the lowest-valued lists; lists of equal value are merged by time of freeing."""
@@ -256,9 +191,11 @@ class OwnerFreeQueue:
                 heapq.heapreplace(heap, (owner.value, oldest, serial, owner))
                 continue
             heapq.heappop(heap)
-            tie = heap and heap[0][0] == value
             before = len(taken)
-            self._take_from(owner, n, taken, heap[0][1] if tie else _EVERYTHING)
+            if heap and heap[0][0] == value:
+                owner.take_older(n, taken, self._stamps, heap[0][1])
+            else:
+                owner.take(n, taken)
             self._taken(owner, len(taken) - before)
             first = owner.head.next_free_block
             if first is owner.tail:
@@ -325,7 +262,7 @@ class OwnerFreeQueue:
                 self._fold()
 
     def _list_of(self, block: Any) -> Owner:
-        while not isinstance(block, _End):
+        while not isinstance(block, End):
             block = block.next_free_block
         return block.owner
 
