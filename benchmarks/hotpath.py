@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 
-from replicas.block_pool import AgentBlockPool
+from replicas.block_pool import PoolOwners
 from replicas.owner_values import ValueSettings
 from replicas.ownership import OwnerDirectory
 from replicas.warm_ledger import WarmLedger
@@ -58,15 +58,16 @@ class Bench:
         self.owners = owners
         self.serial = 0
         self.directory: OwnerDirectory | None = None
+        self.by_value = False
         self.spent_on_requests_s = 0.0
         if mode != "stock":
             settings = ValueSettings(policy=mode, max_sessions=max(owners, 4096))
             self.directory = OwnerDirectory(settings, BLOCK_TOKENS)
             self.directory.set_tables(tables())
-            AgentBlockPool.adopt(self.pool, self.directory, WarmLedger())
+            owners_of_pool = PoolOwners(self.pool, self.directory, WarmLedger())
             if mode != "lru":
-                self.pool.use_value_order()
-                self.pool.directory_changed()
+                owners_of_pool.use_value_order()
+            self.by_value = owners_of_pool.by_value
         for _ in range(num_blocks // REQUEST_BLOCKS + owners):
             self.request()
 
@@ -87,7 +88,7 @@ class Bench:
             tag = OwnerTag("w", f"a{which % AGENTS}", f"s{which}")
             self.directory.arrive(name, tag, hashes)
             self.directory.started(name)
-            if self.pool.by_value:
+            if self.by_value:
                 self.pool.free_block_queue._apply_changes()
         arrived = time.thread_time()
         blocks = self.pool.get_new_blocks(REQUEST_BLOCKS)
@@ -96,7 +97,7 @@ class Bench:
         ended = time.thread_time()
         if self.directory is not None:
             self.directory.finished(name)
-            if self.pool.by_value:
+            if self.by_value:
                 self.pool.free_block_queue._apply_changes()
         self.spent_on_requests_s += arrived - started + time.thread_time() - ended
         return ended - arrived

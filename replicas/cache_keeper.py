@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 from replicas.anchor_finder import AnchorFinder
-from replicas.block_pool import AgentBlockPool
+from replicas.block_pool import EVICTED_KINDS, PoolOwners
 from replicas.claim import Claim
 from replicas.engine_messages import (
     EngineReport,
@@ -25,8 +25,9 @@ from replicas.engine_messages import (
     ProbeRequest,
 )
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner_values import KINDS, ValueSettings, worth_of
+from replicas.owner_values import worth_of
 from replicas.ownership import OwnerDirectory
+from replicas.residency import Residency
 from replicas.warm_ledger import WarmLedger
 from runtime_actor.errors import MessageError
 from runtime_actor.messages import OWNER_XARG, OwnerTag
@@ -35,6 +36,10 @@ from runtime_actor.tables import ReachTables
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+
+COUNT_INTERVAL_S = 10e-6
+"""Least time between two counts of resident blocks, for each block of the pool: a count walks over all
+blocks, 30 ns each, so this bounds its share of the engine's time to 0.3 %."""
 
 MAX_NAME_CHARS = 256
 """Longer workload, agent or session names aren't the gateway's."""
@@ -65,15 +70,15 @@ def _guarded(
 ) -> Callable[Concatenate[CacheKeeper, P], None]:
     @functools.wraps(method)
     def guarded(self: CacheKeeper, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.pool.failed:
-            self.pool.use_stock_order()
+        if self.owners.failed:
+            self.owners.use_stock_order()
             return
         try:
             method(self, *args, **kwargs)
         except Exception:
             logger.exception("Cache policy: %s failed; going back to stock order", method.__name__)
-            self.pool.failed = True
-            self.pool.use_stock_order()
+            self.owners.failed = True
+            self.owners.use_stock_order()
 
     return guarded
 
@@ -94,20 +99,22 @@ class CacheKeeper:
         self._anchors = AnchorFinder()
         self.warm = WarmLedger()
         self.directory = OwnerDirectory(settings.values, shape.hash_block_tokens, clock)
-        self.pool = AgentBlockPool.adopt(pool, self.directory, self.warm)
+        self.owners = PoolOwners(pool, self.directory, self.warm)
         self._requests = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._preemptions = 0
+        self._counts: tuple[Residency, Residency] = ({}, {})
+        self._counted_s = 0.0
         self._set_order()
 
     def _set_order(self) -> None:
         values = self.directory.settings
-        if values.policy == "lru" or values.weight <= 0.0 or self.pool.failed:
-            self.pool.use_stock_order()
+        if values.policy == "lru" or values.weight <= 0.0 or self.owners.failed:
+            self.owners.use_stock_order()
         else:
-            self.pool.use_value_order()
-            self.pool.directory_changed()
+            self.owners.use_value_order()
+            self.owners.directory_changed()
 
     # --- the scheduler's requests -------------------------------------------------------------------
 
@@ -139,7 +146,9 @@ class CacheKeeper:
         for group, block_tokens in enumerate(self._shape.group_block_tokens):
             if block_tokens != size:
                 continue
-            self.pool.claim_moved(claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size)
+            self.owners.claim_moved(
+                claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size
+            )
 
     @_guarded
     def started(
@@ -159,7 +168,7 @@ class CacheKeeper:
         self._cached_tokens += cached_tokens
         for ids, block_tokens in zip(block_ids, self._shape.group_block_tokens, strict=True):
             hits = ids[: cached_tokens // block_tokens]
-            self.pool.claim_hits(claim, hits, block_tokens)
+            self.owners.claim_hits(claim, hits, block_tokens)
             if self.warm.block_actions and claim.agent is not None:
                 self.warm.hit(claim.agent, hits)
 
@@ -185,11 +194,13 @@ class CacheKeeper:
         self.warm.expire(now)
         if down.with_sessions:
             self._anchors.forget_told()
-        pool = self.pool
+        owners = self.owners
+        pool = owners.pool
         values = self.directory.settings
+        resident, anchors = self._resident(now)
         return EngineReport(
             t_s=now,
-            policy=values.policy if pool.by_value else "lru",
+            policy=values.policy if owners.by_value else "lru",
             weight=values.weight,
             block_size=self._shape.group_block_tokens[0],
             total_blocks=pool.num_gpu_blocks,
@@ -201,15 +212,23 @@ class CacheKeeper:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             preemptions=self._preemptions,
-            resident=self.directory.resident_blocks(),
-            resident_anchors=self.directory.anchor_blocks(),
-            evicted=dict(zip(KINDS, pool.evicted, strict=True)),
+            resident=resident,
+            resident_anchors=anchors,
+            evicted=dict(zip(EVICTED_KINDS, owners.evicted, strict=True)),
             anchors=self._anchors.take(),
             warmups=self.warm.take_outcomes(),
             sessions=self.directory.sessions() if down.with_sessions else [],
             rejected=rejected,
-            faults=int(pool.failed),
+            faults=int(owners.failed),
         )
+
+    def _resident(self, now_s: float) -> tuple[Residency, Residency]:
+        """Counted anew unless that was done a moment ago."""
+        interval_s = COUNT_INTERVAL_S * len(self.owners.owner_of)
+        if not 0.0 <= now_s - self._counted_s < interval_s:
+            self._counts = self.owners.resident()
+            self._counted_s = now_s
+        return self._counts
 
     def _take(self, down: EngineTables) -> list[str]:
         rejected = []
@@ -252,14 +271,14 @@ class CacheKeeper:
             victim_value=max((value for value, _ in valued), default=None),
             victim_value_sum=sum(value * count for value, count in valued),
             anchor_value=self.directory.anchor_value(asked.workload, asked.agent),
-            missing_fits=missing <= self.pool.get_num_free_blocks(),
+            missing_fits=missing <= self.owners.pool.get_num_free_blocks(),
         )
 
     def _victims(self, blocks: int) -> tuple[int, list[tuple[float, int]]]:
         """(blocks of no owner, [(worth, blocks)]) of what would leave next."""
-        queue = self.pool.free_block_queue
+        queue = self.owners.pool.free_block_queue
         if not isinstance(queue, OwnerFreeQueue):
-            return min(blocks, self.pool.get_num_free_blocks()), []
+            return min(blocks, self.owners.pool.get_num_free_blocks()), []
         lowest = queue.lowest(blocks)
         unvalued = sum(count for owner, count in lowest if owner is None)
         return unvalued, [(worth_of(owner.value), count) for owner, count in lowest if owner is not None]

@@ -55,12 +55,13 @@ class Owner:
     goes to the common list.
     """
 
-    __slots__ = ("entry", "head", "listed", "tail", "value")
+    __slots__ = ("entered_value", "entry", "head", "listed", "tail", "value")
 
     def __init__(self, value: float = 0.0, listed: bool = True) -> None:
         self.value = value
         self.listed = listed
         self.entry = 0
+        self.entered_value = value
         self.head = _End(self)
         self.tail = _End(self)
         self.clear()
@@ -80,6 +81,10 @@ def _nothing_changed() -> Iterable[Owner]:
     return ()
 
 
+def _untold(owner: Owner, blocks: int) -> None:
+    pass
+
+
 class OwnerFreeQueue:
     """Free blocks in eviction order.
 
@@ -88,6 +93,7 @@ class OwnerFreeQueue:
         owner_of: owner by block id (None: nobody's); read when a block is freed, kept by the caller.
         changed: returns the owners whose `value` changed since its last call; called when a victim has
             to be chosen among owners.
+        taken: told of each run of blocks of one owner that leaves by `popleft_n`.
         max_lists: cap on owners with a list of their own.
     """
 
@@ -96,6 +102,7 @@ class OwnerFreeQueue:
         blocks: Sequence[Any],
         owner_of: Sequence[Owner | None],
         changed: Callable[[], Iterable[Owner]] = _nothing_changed,
+        taken: Callable[[Owner, int], None] = _untold,
         max_lists: int = MAX_LISTS,
     ) -> None:
         if max_lists < 1:
@@ -106,6 +113,7 @@ class OwnerFreeQueue:
         self.num_folds = 0
         self._owner_of = owner_of
         self._changed = changed
+        self._taken = taken
         self._max_lists = max_lists
         self._empty = Owner()
         self._doubles = Owner()
@@ -243,12 +251,15 @@ class OwnerFreeQueue:
                 self._leave(owner)
                 continue
             oldest = self._stamps[first.block_id]
-            if oldest != stamp:
-                heapq.heapreplace(heap, (value, oldest, serial, owner))
+            if oldest != stamp or owner.value != value:
+                owner.entered_value = owner.value
+                heapq.heapreplace(heap, (owner.value, oldest, serial, owner))
                 continue
             heapq.heappop(heap)
             tie = heap and heap[0][0] == value
+            before = len(taken)
             self._take_from(owner, n, taken, heap[0][1] if tie else _EVERYTHING)
+            self._taken(owner, len(taken) - before)
             first = owner.head.next_free_block
             if first is owner.tail:
                 self._leave(owner)
@@ -325,24 +336,28 @@ class OwnerFreeQueue:
         self._lists += not owner.entry
         self._serial += 1
         owner.entry = self._serial
+        owner.entered_value = owner.value
         heapq.heappush(self._heap, (owner.value, stamp, self._serial, owner))
         if len(self._heap) > 4 * self._lists + 64:
             self._heap = [entry for entry in self._heap if entry[3].entry == entry[2]]
             heapq.heapify(self._heap)
 
     def _reenter(self, owner: Owner) -> None:
-        """As `_enter`, by the list's present head; nothing for an empty list."""
+        """As `_enter`, by the list's present head; an empty list leaves the order."""
         first = owner.head.next_free_block
         if first is not owner.tail:
             self._enter(owner, self._stamps[first.block_id])
+        elif owner.entry:
+            self._leave(owner)
 
     def _leave(self, owner: Owner) -> None:
         owner.entry = 0
         self._lists -= 1
 
     def _apply_changes(self) -> None:
+        """An owner that fell needs an entry further up; one that rose is put right when it surfaces."""
         for owner in self._changed():
-            if owner.entry:
+            if owner.entry and owner.value < owner.entered_value:
                 self._reenter(owner)
 
     def _entered(self) -> list[Owner]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from replicas.free_queue import Owner
 from replicas.sharing import AgentKey, SharedPrefix
 from runtime_actor.counts import ANY_VISITS, MAX_VISITS
-from runtime_actor.tables import OTHER, ReachTables
+from runtime_actor.tables import ReachTables
 
 ANONYMOUS = 0
 ENDED = 1
@@ -20,12 +20,12 @@ SESSION = 2
 ANCHOR = 3
 WAITING = 4
 KINDS = ("anonymous", "ended", "session", "anchor", "waiting")
-"""What an evicted block was; indexed by `BlockOwner.reason`."""
+"""What a block was when it was evicted; indexed by `BlockOwner.reason`."""
 
 POLICIES = ("reach", "anchors", "lru")
 
-STEPS = 1024
-"""Values are rounded to 1/1024: less is no evidence, and equal values leave by recency."""
+STEPS = 256
+"""Values are rounded to 1/256: less is no evidence, and equal values leave by recency."""
 
 WAITING_VALUE = 3.0
 WAITING_STEP = 1e-9
@@ -39,7 +39,7 @@ PRIOR_GAPS = 2.0
 MAX_GAP_RATIO = 10.0
 """One long pause says no more than this about a session's pace."""
 
-MAX_TALLIES = 1024
+MAX_COUNTED_AGENTS = 1024
 
 REUSE_PRIOR = 2.0
 REUSE_MEMORY = 256.0
@@ -78,15 +78,6 @@ def worth_of(value: float) -> float:
     return -math.expm1(-value / (1.0 - value)) if value < 1.0 else 1.0
 
 
-class Tally:
-    """Cached blocks of one name; an owner's pool adds and subtracts."""
-
-    __slots__ = ("blocks",)
-
-    def __init__(self) -> None:
-        self.blocks = 0
-
-
 class Reuse:
     """How much of what a session left behind its next request of the same agent finds useful.
 
@@ -111,16 +102,14 @@ class Reuse:
 
 
 class BlockOwner(Owner):
-    """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1].
+    """An owner that knows whose it is and why it is worth something. `worth` is the raw forecast in
+    [0, 1]; `agents` has one entry for a session's owner, and all that share an anchor. `span`: first and
+    end block of what its last request had for itself."""
 
-    `span`: first and end block of what its last request had for itself.
-    """
+    __slots__ = ("agents", "kind", "span", "waiting", "worth")
 
-    __slots__ = ("agents", "kind", "span", "tally", "waiting", "worth")
-
-    def __init__(self, tally: Tally, kind: int, listed: bool = True, agents: tuple[AgentKey, ...] = ()) -> None:
+    def __init__(self, kind: int, agents: tuple[AgentKey, ...] = (), listed: bool = True) -> None:
         super().__init__(listed=listed)
-        self.tally = tally
         self.kind = kind
         self.agents = agents
         self.span: tuple[int, int] = (0, 0)
@@ -172,7 +161,7 @@ class Session:
         self.active = 0
         self.owners: dict[str, BlockOwner] = {}
         self.visits: dict[str, int] = {}
-        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_TALLIES aren't counted."""
+        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_COUNTED_AGENTS aren't counted."""
         self.others: tuple[tuple[str, ...], float] = ((), 0.0)
         """Its agents without a slot, and what it adds to each one's sum of log(1 - worth)."""
         self.term: NDArray[np.float64] | None = None
@@ -194,7 +183,7 @@ class Session:
         self.previous = self.current
         self.current = agent
         self.last_s = now_s
-        if agent in self.visits or len(self.visits) < MAX_TALLIES:
+        if agent in self.visits or len(self.visits) < MAX_COUNTED_AGENTS:
             self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
 
     def standing(self, tables: ReachTables, now_s: float) -> tuple[NDArray[np.float32], float]:
@@ -227,7 +216,6 @@ class WorkloadValues:
         self.tables: ReachTables | None = None
         self.sessions: OrderedDict[str, Session] = OrderedDict()
         self.sessions_of: dict[str, int] = {}
-        self.tallies: dict[str, Tally] = {}
         self._reuse: dict[str, Reuse] = {}
         self._reuse_of_all = Reuse()
         self.is_stale = True
@@ -237,16 +225,9 @@ class WorkloadValues:
         self._others: dict[str, float] = {}
         """Agents without a slot that live sessions have used: sum of log(1 - worth); as bounded as those."""
 
-    def tally(self, agent: str) -> Tally:
-        """The agent's tally; beyond the cap all further agents count as OTHER."""
-        if agent not in self.tallies:
-            if len(self.tallies) >= MAX_TALLIES:
-                agent = OTHER
-            self.tallies.setdefault(agent, Tally())
-        return self.tallies[agent]
-
     def count_session(self, agent: str) -> None:
-        if agent in self.sessions_of or len(self.sessions_of) < MAX_TALLIES:
+        """Beyond the cap further agents aren't counted: their anchors are taken at two sessions."""
+        if agent in self.sessions_of or len(self.sessions_of) < MAX_COUNTED_AGENTS:
             self.sessions_of[agent] = self.sessions_of.get(agent, 0) + 1
 
     def observe_reuse(self, agent: str, owner: BlockOwner, prefix: SharedPrefix) -> None:
@@ -255,7 +236,7 @@ class WorkloadValues:
         if end > start:
             share = min(max(prefix.known_blocks - start, 0), end - start) / (end - start)
             self._reuse_of_all.observe(share)
-            if agent in self._reuse or len(self._reuse) < MAX_TALLIES:
+            if agent in self._reuse or len(self._reuse) < MAX_COUNTED_AGENTS:
                 self._reuse.setdefault(agent, Reuse()).observe(share)
         owner.span = (prefix.num_blocks, prefix.seen_blocks)
 

@@ -20,7 +20,6 @@ from replicas.owner_values import (
     SESSION,
     BlockOwner,
     Session,
-    Tally,
     ValueSettings,
     WorkloadValues,
 )
@@ -50,7 +49,7 @@ class OwnerDirectory:
         prefixes: SharedPrefixes | None = None,
     ) -> None:
         self.settings = settings or ValueSettings()
-        self.nobody = BlockOwner(Tally(), ANONYMOUS, listed=False)
+        self.nobody = BlockOwner(ANONYMOUS, listed=False)
         self._clock = clock
         self._hash_block_tokens = hash_block_tokens
         self._prefixes = prefixes or SharedPrefixes()
@@ -177,7 +176,7 @@ class OwnerDirectory:
             agent = OTHER
             if agent in session.owners:
                 return session.owners[agent]
-        owner = BlockOwner(workload.tally(agent), SESSION)
+        owner = BlockOwner(SESSION, ((workload.name, agent),))
         session.owners[agent] = owner
         workload.count_session(agent)
         return owner
@@ -186,10 +185,11 @@ class OwnerDirectory:
         """The owner of blocks that these agents share; at the cap the least recent one ends."""
         owner = self._shared.get(agents)
         if owner is None:
-            owner = self._shared[agents] = BlockOwner(Tally(), ANCHOR, agents=agents)
+            owner = self._shared[agents] = BlockOwner(ANCHOR, agents)
             self._quiet = False
             for workload, _ in agents:
-                self._workload(workload).is_stale = True
+                if workload in self._workloads:
+                    self._workloads[workload].is_stale = True
             if len(self._shared) > self.settings.max_shared_owners:
                 _, oldest = self._shared.popitem(last=False)
                 self._retire(oldest)
@@ -309,43 +309,12 @@ class OwnerDirectory:
 
     # --- reports ------------------------------------------------------------------------------------
 
-    def resident_blocks(self) -> dict[str, dict[str, int]]:
-        """workload -> agent -> cached blocks; a block that several agents share counts for each."""
-        blocks: dict[str, dict[str, int]] = {}
-        for workload in self._workloads.values():
-            for agent, tally in workload.tallies.items():
-                if tally.blocks > 0:
-                    blocks.setdefault(workload.name, {})[agent] = tally.blocks
-        for agents, owner in self._shared.items():
-            for workload_name, agent in agents if owner.tally.blocks > 0 else ():
-                counts = blocks.setdefault(workload_name, {})
-                counts[agent] = counts.get(agent, 0) + owner.tally.blocks
-        return blocks
-
-    def anchor_blocks(self) -> dict[str, dict[str, int]]:
-        """workload -> agent -> cached blocks of the shared part alone."""
-        blocks: dict[str, dict[str, int]] = {}
-        for agents, owner in self._shared.items():
-            for workload, agent in agents if owner.tally.blocks > 0 else ():
-                counts = blocks.setdefault(workload, {})
-                counts[agent] = counts.get(agent, 0) + owner.tally.blocks
-        return blocks
-
     def sessions(self) -> list[list]:
         """[workload, session, previous agent or "", current agent, t_s], longest silent first."""
         return [
             [session.workload.name, session.id, session.previous, session.current, session.last_s]
             for session in self._sessions.values()
         ]
-
-    def clear_residency(self) -> None:
-        """The cache was reset: no owner has a block."""
-        for workload in self._workloads.values():
-            for tally in workload.tallies.values():
-                tally.blocks = 0
-        for owner in self._shared.values():
-            owner.tally.blocks = 0
-        self.nobody.tally.blocks = 0
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless caps and cross references hold; for tests."""

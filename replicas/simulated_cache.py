@@ -12,6 +12,7 @@ from replicas.claim import Claim
 from replicas.free_queue import OwnerFreeQueue
 from replicas.owner_values import BlockOwner, ValueSettings, worth_of
 from replicas.ownership import OwnerDirectory
+from replicas.residency import Residency, residency
 from runtime_actor.messages import WARMUP, OwnerTag
 
 _HASH_BYTES = 16
@@ -146,18 +147,19 @@ class SimulatedCache:
         values = (owner.value for owner in owners if owner is not None)
         return max((worth_of(value) for value in values if value > 0.0), default=None)
 
+    def residency(self) -> Residency:
+        """Cached blocks as workload -> agent -> blocks."""
+        return residency(self._owner_of)[0]
+
     def check_invariants(self) -> None:
-        """Raises AssertionError unless blocks, hashes and tallies agree."""
+        """Raises AssertionError unless blocks, hashes and owners agree."""
         free = self._queue.get_all_free_blocks()
         assert len(free) == self._queue.num_free_blocks == sum(b.ref_cnt == 0 for b in self._blocks)
         assert {b.block_id for b in free} == {b.block_id for b in self._blocks if b.ref_cnt == 0}
         assert all(self._resident[b.content] is b for b in self._blocks if b.content is not None)
         assert len(self._resident) == sum(b.content is not None for b in self._blocks)
-        owners = {id(owner): owner for owner in self._owner_of if owner is not None}
         for block in self._blocks:
             assert (self._owner_of[block.block_id] is None) == (block.content is None)
-        for tally in {id(owner.tally): owner.tally for owner in owners.values()}.values():
-            assert tally.blocks == sum(o is not None and o.tally is tally for o in self._owner_of)
 
     def _keep(self, block: SimulatedBlock, content: bytes, owner: BlockOwner) -> None:
         if content in self._resident:
@@ -180,10 +182,6 @@ class SimulatedCache:
         before = self._owner_of[block.block_id]
         if before is owner:
             return
-        if before is not None:
-            before.tally.blocks -= 1
-        if owner is not None:
-            owner.tally.blocks += 1
         self._owner_of[block.block_id] = owner
         if owner is not None and block.ref_cnt == 0:
             self._queue.reassigned(block)

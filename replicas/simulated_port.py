@@ -56,7 +56,7 @@ class SimulatedPort:
             free_blocks=cache.num_free_blocks,
             running=self._core.running,
             waiting=self._core.waiting,
-            resident=directory.resident_blocks(),
+            resident=cache.residency(),
             sessions=directory.sessions() if down.with_sessions else [],
             anchors=tuple(anchor_from(found) for found in cache.finder.take()),
             evicted_blocks=cache.evicted_blocks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -248,15 +249,15 @@ def test_resident_blocks_are_counted_and_the_counts_come_down(tmp_path: Path) ->
     engine = Engine(tmp_path, {"policy": "reach"}, num_blocks=60)
     play(engine, 3, 100)
     report = exchange(engine)
-    owned = sum(owner is not None for owner in engine.pool.owner_of)
-    nobody = engine.scheduler.keeper.directory.nobody.tally.blocks
-    counted = sum(sum(agents.values()) for agents in report.resident.values()) + nobody
-    shared_by_several = sum(
-        owner.tally.blocks * (len(owner.agents) - 1) for owner in {o for o in engine.pool.owner_of if o is not None}
-    )
-    hashed = sum(block.block_hash is not None for block in engine.pool.blocks)
-    assert owned == hashed and nobody >= 0
-    assert counted <= owned + max(shared_by_several, 0)
+    blocks = engine.pool.blocks
+    owner_of = engine.scheduler.keeper.owners.owner_of
+    assert all(owner_of[b.block_id] is not None for b in blocks if b.block_hash is not None)
+    counted: Counter[str] = Counter()
+    for owner in filter(None, owner_of):
+        counted.update(agent for _, agent in owner.agents)
+    assert report.resident["w"] == dict(counted)
+    assert all(n <= report.resident["w"][a] for a, n in report.resident_anchors["w"].items())
+    hashed = sum(block.block_hash is not None for block in blocks)
     assert report.evicted_blocks > 100 and report.cached_blocks <= hashed
     engine.scheduler.reset_prefix_cache()
     assert exchange(engine).resident == {}
