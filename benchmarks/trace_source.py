@@ -15,8 +15,9 @@ from benchmarks.trace_format import TraceError
 class Step:
     """One LLM call of a recorded session.
 
-    `anchor` names the system prompt; `thread`: calls of one thread continue one conversation. `pause_s`: from the session's request before to this one, None
-    where not recorded; `tool_steps`: human, tool or code steps in between.
+    `anchor` names the system prompt; `thread`: calls of one thread continue one conversation. `pause_s`: from
+    the session's request before to this one, None where not recorded; `tool_steps`: human, tool or code steps
+    in between.
     """
 
     agent: str

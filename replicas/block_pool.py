@@ -20,9 +20,10 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
+from replicas.claim import Claim
 from replicas.free_queue import OwnerFreeQueue
 from replicas.owner_values import KINDS, BlockOwner
-from replicas.ownership import Claim, OwnerDirectory
+from replicas.ownership import OwnerDirectory
 from replicas.warm_ledger import WarmLedger
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from replicas.anchor_finder import AnchorFinder
 from replicas.block_pool import AgentBlockPool
+from replicas.claim import Claim
 from replicas.engine_messages import (
     EngineReport,
     EngineSettings,
@@ -24,8 +25,8 @@ from replicas.engine_messages import (
     ProbeRequest,
 )
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner_values import KINDS, ValueSettings
-from replicas.ownership import Claim, OwnerDirectory
+from replicas.owner_values import KINDS, ValueSettings, worth_of
+from replicas.ownership import OwnerDirectory
 from replicas.warm_ledger import WarmLedger
 from runtime_actor.errors import MessageError
 from runtime_actor.messages import OWNER_XARG, OwnerTag
@@ -255,13 +256,13 @@ class CacheKeeper:
         )
 
     def _victims(self, blocks: int) -> tuple[int, list[tuple[float, int]]]:
-        """(blocks of no owner, [(value, blocks)]) of what would leave next."""
+        """(blocks of no owner, [(worth, blocks)]) of what would leave next."""
         queue = self.pool.free_block_queue
         if not isinstance(queue, OwnerFreeQueue):
             return min(blocks, self.pool.get_num_free_blocks()), []
         lowest = queue.lowest(blocks)
         unvalued = sum(count for owner, count in lowest if owner is None)
-        return unvalued, [(owner.value, count) for owner, count in lowest if owner is not None]
+        return unvalued, [(worth_of(owner.value), count) for owner, count in lowest if owner is not None]
 
 
 def _tag_of(extra_args: Any) -> OwnerTag | None:

@@ -32,6 +32,7 @@ WAITING_STEP = 1e-9
 """A waiting request's owners are above every forecast; of two, the earlier request's stay longer."""
 
 CERTAIN = 0.999_999
+MOST_WORTH = 1.0 - 1e-15
 PRIOR_GAPS = 2.0
 """Weight of the usual pace against a session's own, in gaps."""
 
@@ -70,6 +71,11 @@ class ValueSettings:
             raise ValueError(f"weight must be within [0, 1], got {self.weight}")
         if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
             raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
+
+
+def worth_of(value: float) -> float:
+    """The forecast that a value orders by, in [0, 1]; 1.0 for what a waiting request needs."""
+    return -math.expm1(-value / (1.0 - value)) if value < 1.0 else 1.0
 
 
 class Tally:
@@ -126,10 +132,15 @@ class BlockOwner(Owner):
         return WAITING if self.waiting and self.listed else self.kind
 
     def settled(self, weight: float) -> float:
-        """The value that orders: rounded worth, or above all worths while a request waits for it."""
+        """The value that orders: rounded urgency, or above all that while a request waits for it.
+
+        Urgency u = -log(1 - worth), shown as u / (1 + u), orders as worth does and still tells apart what
+        many sessions need at once, where each worth is nearly 1.
+        """
         if self.waiting and self.listed:
             return WAITING_VALUE - min(self.waiting) * WAITING_STEP
-        return round(self.worth * weight * STEPS) / STEPS
+        urgency = -math.log1p(-min(self.worth, MOST_WORTH))
+        return round(urgency / (1.0 + urgency) * weight * STEPS) / STEPS
 
 
 class Session:

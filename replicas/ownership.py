@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from replicas.claim import Claim
 from replicas.owner_values import (
     ANCHOR,
     ANONYMOUS,
@@ -31,64 +32,6 @@ MAX_AGENT_SESSIONS_COUNTED = 128
 LEAST_SHARE = 8
 """A prefix is an agent's anchor if at least 1 in 8 of its sessions (2 at least) have it: what two runs of
 one task have in common is no anchor once many sessions have been seen."""
-
-
-class Claim:
-    """Who gets the blocks that one request fills: runs of (end token, owner), then the session.
-
-    reads_rest: it begins with blocks of the session's own, or has computed some, so that those are needed
-    next while it waits; what a harness wrote anew leaves the old ones useless.
-    """
-
-    __slots__ = (
-        "agent",
-        "moved",
-        "reads_rest",
-        "request_id",
-        "rest",
-        "runs",
-        "sequence",
-        "session",
-        "tag",
-    )
-
-    def __init__(self, request_id: str, tag: OwnerTag | None, rest: BlockOwner) -> None:
-        self.request_id = request_id
-        self.tag = tag
-        self.rest = rest
-        self.runs: tuple[tuple[int, BlockOwner], ...] = ()
-        self.moved: tuple[int, ...] = ()
-        self.session: Session | None = None
-        self.agent: AgentKey | None = None
-        self.sequence = 0
-        self.reads_rest = True
-
-    @property
-    def is_warmup(self) -> bool:
-        return self.tag is not None and self.tag.request_kind == WARMUP
-
-    @property
-    def owners(self) -> Iterator[BlockOwner]:
-        """Those whose blocks it needs."""
-        yield from (owner for _, owner in self.runs)
-        if self.reads_rest:
-            yield self.rest
-
-    @property
-    def anchor_tokens(self) -> int:
-        return self.runs[-1][0] if self.runs else 0
-
-    def spans(self, start: int, stop: int, block_size: int) -> list[tuple[int, int, BlockOwner]]:
-        """Owners of the blocks start..stop of `block_size` tokens, as (start, stop, owner)."""
-        spans = []
-        for end_token, owner in self.runs:
-            end = min(end_token // block_size, stop)
-            if start < end:
-                spans.append((start, end, owner))
-                start = end
-        if start < stop:
-            spans.append((start, stop, self.rest))
-        return spans
 
 
 class OwnerDirectory:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from replicas.anchor_finder import AnchorFinder
+from replicas.claim import Claim
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner_values import BlockOwner, ValueSettings
-from replicas.ownership import Claim, OwnerDirectory
+from replicas.owner_values import BlockOwner, ValueSettings, worth_of
+from replicas.ownership import OwnerDirectory
 from runtime_actor.messages import WARMUP, OwnerTag
 
 _HASH_BYTES = 16
@@ -139,10 +140,11 @@ class SimulatedCache:
         self._queue.append_n([block for block in ended if block.content is not None])
 
     def victim_value(self, num_blocks: int) -> float | None:
-        """The highest value among the owners that would lose blocks to an allocation of this size."""
+        """The highest worth among the owners that would lose blocks to an allocation of this size."""
         victims = self._queue.get_all_free_blocks()[:num_blocks]
         owners = [self._owner_of[block.block_id] for block in victims if block.content is not None]
-        return max((owner.value for owner in owners if owner is not None and owner.value > 0.0), default=None)
+        values = (owner.value for owner in owners if owner is not None)
+        return max((worth_of(value) for value in values if value > 0.0), default=None)
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless blocks, hashes and tallies agree."""

@@ -8,7 +8,7 @@ visits) on its stage, a stage on its agent, an agent on the pool of all steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np

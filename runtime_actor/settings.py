@@ -47,13 +47,14 @@ class PrefetchSettings:
 class PolicySettings:
     """One policy of the list. `weight` 0 means that the neighbour keeps its own order.
 
-    `gamma` discounts a mean gap between two requests of a session; `horizon` cuts the value after so many steps (None: no cut).
+    `gamma` discounts a mean gap between two requests of a session; `horizon` cuts the value after so many
+    steps (None: no cut).
     """
 
     name: str = choice("kv_cache", POLICY_NAMES)
     enabled: bool = True
     mode: str = choice("reach", KV_CACHE_MODES)
-    weight: float = number(1.0, 0.0, 100.0)
+    weight: float = number(1.0, 0.0, 1.0)
     gamma: float = number(0.7, 0.01, 0.999)
     horizon: int | None = number(None, 1, 1024)
     prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)

@@ -214,13 +214,16 @@ class _Reader:
             raise MessageError("reach tables: arrivals_per_request and gamma must be within [0, 1]")
         waits = None
         if first_s > 0.0:
-            grids = (self._array("u1", (n, WAIT_POINTS), "waits") / np.float32(255.0) for _ in range(3))
-            waits = Waits(first_s, *grids)
+            waits = Waits(first_s, self._grid(n), self._grid(n), self._grid(n))
         first = self._shares("<f2", (n + 1, n), "first")
         values = self._shares("<f2", (m, n), "context_values")
         if self._at != len(self._wire):
             raise MessageError(f"reach tables: {len(self._wire) - self._at} bytes too many")
         return ReachTables(workload, agents, first, contexts, values, arrivals, gap_s, end, context_ends, gamma, waits)
+
+    def _grid(self, n: int) -> NDArray[np.float32]:
+        """Shares in steps of 1/255."""
+        return self._array("u1", (n, WAIT_POINTS), "waits").astype(np.float32) / np.float32(255.0)
 
     def _shares(self, dtype: str, shape: tuple[int, ...], name: str) -> NDArray[np.float32]:
         values = self._array(dtype, shape, name)

@@ -29,7 +29,7 @@ class Tenants:
     def caller(self, headers: Mapping[str, str], client_host: str | None) -> Caller:
         """`headers` as of `fold_headers`. Raises ApiError 401 where keys are configured and none fits."""
         if not self._keys:
-            return Caller(DEFAULT_TENANT, client_host is not None and is_loopback(client_host))
+            return Caller(DEFAULT_TENANT, _is_local(client_host, headers.get("host", "")))
         given = _given_key(headers)
         found: ApiKey | None = None
         hashed = hashlib.sha256(given.encode()).digest() if given else b""
@@ -44,6 +44,12 @@ class Tenants:
                 headers={"www-authenticate": "Bearer"},
             )
         return Caller(found.tenant, found.operator)
+
+
+def _is_local(client_host: str | None, host_header: str) -> bool:
+    """Also by the name that was asked for: a page whose name was made to point here calls from this machine."""
+    name = host_header.rsplit(":", 1)[0] if not host_header.endswith("]") else host_header
+    return client_host is not None and is_loopback(client_host) and is_loopback(name)
 
 
 def _given_key(headers: Mapping[str, str]) -> str | None:

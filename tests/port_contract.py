@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from replicas.anchors import Anchor
-from replicas.engine_port import EnginePort, HandDown
+from replicas.engine_port import EnginePort, EngineState, HandDown
 from runtime_actor.errors import WarmupFailed
 from runtime_actor.messages import OwnerTag, PrefetchAction
 from runtime_actor.reach import compute_tables
@@ -20,13 +20,31 @@ from runtime_actor.transitions import TransitionModel
 
 
 class PortBench(Protocol):
-    """An engine with its port; `demand` runs a client's request of one output token."""
+    """An engine with its port; `demand` runs a client's request of one output token.
+
+    `told` has the anchors of every answer of the port, whoever asked (see `record_anchors`).
+    """
 
     port: EnginePort
+    told: list[Anchor]
 
     async def demand(self, token_ids: list[int], tag: OwnerTag, cache_salt: str | None) -> int:
         """Cached tokens."""
         ...
+
+
+def record_anchors(port: Any) -> list[Anchor]:
+    """The list that from now on gets the anchors of each answer: an anchor is told to one asker only."""
+    told: list[Anchor] = []
+    exchange = port.exchange
+
+    async def recorded(down: HandDown) -> EngineState:
+        state = await exchange(down)
+        told.extend(state.anchors)
+        return state
+
+    port.exchange = recorded
+    return told
 
 
 def token_ids(seed: int, blocks: int, block_size: int) -> list[int]:
@@ -104,13 +122,12 @@ async def salts_are_kept_apart(bench: PortBench) -> None:
 async def an_anchor_is_told_once_with_its_token_ids(bench: PortBench) -> None:
     size = bench.port.block_size
     shared = token_ids(5, 4, size)
-    told: list[Anchor] = []
     for number in range(6):
         prompt = [*shared, *token_ids(50 + number, 2, size)]
         await bench.demand(prompt, OwnerTag("w", "a-anchor", f"s-anchor-{number}"), "salt")
-        state = await bench.port.exchange(HandDown())
-        told += [anchor for anchor in state.anchors if anchor.agent == "a-anchor"]
-    assert len(told) == 1
+        await bench.port.exchange(HandDown())
+    told = [anchor for anchor in bench.told if anchor.agent == "a-anchor"]
+    assert len(told) == 1, told
     assert told[0].token_ids == np.asarray(shared, dtype="<i4").tobytes()
     assert (told[0].workload, told[0].cache_salt, told[0].lora_name) == ("w", "salt", None)
     assert told[0].digest

@@ -82,7 +82,7 @@ class HopPolicy(PassivePolicy):
         while frontier:
             following = []
             for source in frontier:
-                row = self._counts.get(source) or {}
+                row = self._counts.get(source) or Counter[str]()
                 total = sum(row.values())
                 for target, count in row.items():
                     if target not in hops and count and count / total >= TAU:

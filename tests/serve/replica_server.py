@@ -8,12 +8,13 @@ import os
 import traceback
 from typing import Any
 
+from ray import serve
 from ray.serve.llm.openai_api_models import CompletionRequest
 
 from replicas.prefetch import Outcome
 from replicas.server import AgentLLMServer
 from runtime_actor.messages import OWNER_XARG, OwnerTag, PrefetchAction, RequestAccepted
-from tests.port_contract import CHECKS
+from tests.port_contract import CHECKS, record_anchors
 
 
 class DoorServer(AgentLLMServer):
@@ -25,6 +26,7 @@ class DoorServer(AgentLLMServer):
         sidecar = self._beside
         sidecar.prefetch._on_outcome = self._note(sidecar.prefetch._on_outcome)
         self.port = sidecar.port
+        self.told = record_anchors(self.port)
 
     def _note(self, on_outcome: Any) -> Any:
         def noted(outcome: Outcome) -> None:
@@ -66,6 +68,7 @@ class DoorServer(AgentLLMServer):
         state = sidecar.feed.state
         return {
             "pid": os.getpid(),
+            "replica": serve.get_replica_context().replica_id.unique_id,
             "engine_pids": [child.pid for child in multiprocessing.active_children()],
             "in_flight": sidecar.ledger.num_in_flight,
             "outcomes": [(o.action.action_id, o.outcome, o.reason, o.tokens) for o in self.outcomes],

@@ -7,8 +7,7 @@ import time
 import httpx
 import pytest
 
-from tests.serve.conftest import Filler, Server
-from tests.serve.gateway_kit import (
+from tests.gateway_kit import (
     MODEL,
     agents,
     assert_error,
@@ -18,6 +17,7 @@ from tests.serve.gateway_kit import (
     state,
     wait_for,
 )
+from tests.server_kit import Filler, Server
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.9.{0}; cc_entrypoint=cli; cch={0};"
 

@@ -12,8 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.conftest import KEYS, USABLE_TOKENS, Filler, Server
-from tests.serve.gateway_kit import (
+from tests.gateway_kit import (
     MODEL,
     agents,
     assert_error,
@@ -25,6 +24,7 @@ from tests.serve.gateway_kit import (
     state,
     wait_for,
 )
+from tests.server_kit import KEYS, USABLE_TOKENS, Filler, Server
 
 NULLS = dict.fromkeys(
     (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import free_port
+from tests.server_kit import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

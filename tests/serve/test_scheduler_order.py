@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from vllm.v1.request import RequestStatus
 
 from replicas.engine_messages import EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, WARMUP
 from runtime_actor.tables import OTHER, ReachTables
 from tests.serve.scheduler_harness import BLOCK_TOKENS, Engine, text, workload
-from vllm.v1.request import RequestStatus
 
 
 def play(engine: Engine, seed: int, requests: int) -> list[tuple[Any, ...]]:

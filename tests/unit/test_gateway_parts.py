@@ -54,10 +54,16 @@ def test_tenants() -> None:
         assert caught.value.status == 401
 
 
-def test_without_keys() -> None:
-    assert Tenants([]).caller({}, "127.0.0.1").is_operator
-    assert not Tenants([]).caller({}, "10.0.0.9").is_operator
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "localhost:8000", "[::1]:8000", "[::1]"])
+def test_without_keys_this_machine_operates(host: str) -> None:
+    assert Tenants([]).caller({"host": host}, "127.0.0.1").is_operator
+    assert not Tenants([]).caller({"host": host}, "10.0.0.9").is_operator
     assert Tenants([]).caller({"authorization": "Bearer x"}, None).tenant == "default"
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "", "10.0.0.1"])
+def test_a_name_that_was_made_to_point_here_does_not_operate(host: str) -> None:
+    assert not Tenants([]).caller({"host": host}, "127.0.0.1").is_operator
 
 
 def test_buffer_keeps_order_and_drops_the_oldest() -> None:

@@ -133,5 +133,5 @@ def test_ready_when_all_replicas_report(gateway: str) -> None:
 
 def test_never_ready_names_the_last_answer(gateway: str) -> None:
     _Gateway.answers = [(503, "none yet")]
-    with pytest.raises(LaunchError, match="fewer than 2 replicas .* 503 none yet"):
+    with pytest.raises(LaunchError, match=r"fewer than 2 replicas .* 503 none yet"):
         wait_until_ready(gateway, 2, 0.3, lambda *_: None)

@@ -8,7 +8,7 @@ from replicas.simulated_cache import Prompt
 from replicas.simulated_engine import CostModel, SimulatedCore, SimulatedRequest
 from replicas.simulated_port import SimulatedPort
 from runtime_actor.messages import OwnerTag
-from tests.port_contract import CHECKS
+from tests.port_contract import CHECKS, record_anchors
 
 COST = CostModel(prefill_s_per_token=0.0001, decode_s_per_token=0.0, num_blocks=200, max_model_len=2048)
 
@@ -17,6 +17,7 @@ class SimulatedBench:
     def __init__(self) -> None:
         self.core = SimulatedCore(COST)
         self.port = SimulatedPort(self.core)
+        self.told = record_anchors(self.port)
         self.count = 0
 
     async def demand(self, token_ids: list[int], tag: OwnerTag, cache_salt: str | None) -> int:

@@ -17,7 +17,6 @@ from runtime_actor.reach import ReachSettings, compute_tables
 from runtime_actor.tables import OTHER, ReachTables
 from runtime_actor.transitions import TransitionModel
 
-
 EVENTS = st.lists(st.tuples(st.sampled_from("stuv"), st.sampled_from("abcde!"), st.integers(0, 9)), max_size=80)
 
 
