@@ -43,8 +43,7 @@ async def open_response(items: AsyncIterator[Any]) -> Opened:
     """Wait for the first content item. The engine may accept a request and still fail it before that.
 
     Raises:
-        EngineRefusal: an error came instead.
-        StopAsyncIteration never: an empty response is an EngineRefusal with code 500.
+        EngineRefusal: an error came instead, or (code 500) nothing.
     """
     flat = flatten(items)
     accepted: RequestAccepted | None = None
