@@ -27,7 +27,8 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.request import Request
 
 from replicas.claim import Claim
-from replicas.free_queue import Owner, OwnerFreeQueue
+from replicas.free_queue import OwnerFreeQueue
+from replicas.owner import Owner
 from replicas.owner_values import ANONYMOUS, KINDS, BlockOwner
 from replicas.ownership import OwnerDirectory
 from replicas.warm_ledger import WarmLedger
@@ -49,6 +50,7 @@ OLDEST = len(KINDS)
 """Index in `PoolOwners.evicted` of what stock order evicted, whoever's it was."""
 
 EVICTED_KINDS = (*KINDS, "oldest")
+
 
 class PoolOwners:
     """The owners of one pool's blocks. Its bookkeeping never raises into the engine: a fault is logged,
@@ -106,7 +108,7 @@ class PoolOwners:
     def _changed(self) -> Iterable[BlockOwner]:
         try:
             return self.directory.changed()
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged by _fail; nothing may rise into the engine's loop
             self._fail("values")
             return ()
 
@@ -147,12 +149,10 @@ class PoolOwners:
                     owner_of[block.block_id] = owner
             if claim.is_warmup:
                 self._mark_warm(claim, blocks[num_cached_blocks:num_full_blocks])
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged by _fail; nothing may rise into the engine's loop
             self._fail("tagging")
 
-    def cache_partial_block(
-        self, request: Request, block: KVCacheBlock, *args: Any, **kwargs: Any
-    ) -> Any:
+    def cache_partial_block(self, request: Request, block: KVCacheBlock, *args: Any, **kwargs: Any) -> Any:
         key = self._stock["cache_partial_block"](request, block, *args, **kwargs)
         if key is not None and not self.failed:
             claim = self.directory.claim(request.request_id) or self._nobodys
@@ -189,9 +189,7 @@ class PoolOwners:
             for block_id in block_ids[start:stop]:
                 self.owner_of[block_id] = owner
 
-    def claim_moved(
-        self, claim: Claim, hashes: Iterable[tuple[int, bytes]], group: int, block_size: int
-    ) -> None:
+    def claim_moved(self, claim: Claim, hashes: Iterable[tuple[int, bytes]], group: int, block_size: int) -> None:
         """Blocks just found to be shared go to the shared owner, in the queue too, at their own age.
 
         hashes: (block index, block hash) of blocks that may be resident in this KV group.

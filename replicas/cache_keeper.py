@@ -69,7 +69,7 @@ def _guarded(
     method: Callable[Concatenate[CacheKeeper, P], None],
 ) -> Callable[Concatenate[CacheKeeper, P], None]:
     @functools.wraps(method)
-    def guarded(self: CacheKeeper, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: CacheKeeper, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.owners.failed:
             self.owners.use_stock_order()
             return
@@ -146,9 +146,7 @@ class CacheKeeper:
         for group, block_tokens in enumerate(self._shape.group_block_tokens):
             if block_tokens != size:
                 continue
-            self.owners.claim_moved(
-                claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size
-            )
+            self.owners.claim_moved(claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size)
 
     @_guarded
     def started(
@@ -244,12 +242,8 @@ class CacheKeeper:
             self.directory.end(workload, session)
         for action_id, left_s in down.deadlines_s.items():
             self.warm.set_deadline(action_id, self._clock() + left_s)
-        changes = {
-            "policy": down.policy,
-            "weight": down.weight,
-            "arrival_share": down.arrival_share,
-        }
-        changes = {name: value for name, value in changes.items() if value is not None}
+        asked = {"policy": down.policy, "weight": down.weight, "arrival_share": down.arrival_share}
+        changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         try:
             if changes:
                 self.directory.configure(dataclasses.replace(self.directory.settings, **changes))

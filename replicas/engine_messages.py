@@ -102,7 +102,7 @@ class EngineReport:
     evicted: dict[str, int]
     anchors: list[FoundAnchor]
     warmups: list[WarmupOutcome]
-    sessions: list[tuple[str, str, str, str, float]]
+    sessions: list[list[Any]]
     rejected: list[str]
     faults: int
 

@@ -5,12 +5,11 @@
 
 1. blocks that hold nothing (`prepend_n`), last freed first;
 2. duplicates: blocks whose content another resident block already serves;
-3. owners' blocks, lowest `Owner.value` first; equal values by time of freeing, so that with all values
-   equal the order is that of the stock queue, block for block. A request's tail comes before its head
-   because the caller frees it in that order.
+3. owners' blocks, lowest `Owner.value` first; equal values by time of freeing: with all equal the order is
+   the stock queue's, block for block. A request's tail goes before its head: it is freed in that order.
 
-Each owner has a linked list of its own, so freeing and taking are bulk operations, and values are
-looked up when a victim is needed, not when a block is freed.
+Each owner has a linked list, so freeing and taking are bulk operations; values are looked up when a victim
+is needed, not when a block is freed.
 """
 
 from __future__ import annotations
@@ -19,70 +18,14 @@ import heapq
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
+
+from replicas.owner import ListEnd, Owner, nothing_changed, untold
 
 MAX_LISTS = 2048
 """Owners with a list of their own; beyond it the least valued ones share the common list."""
 
 _EVERYTHING = float("inf")
-
-
-class FreeBlock(Protocol):
-    """What the queue needs of a block; vLLM's KVCacheBlock has it."""
-
-    block_id: int
-    prev_free_block: Any
-    next_free_block: Any
-
-
-class _End:
-    """Sentinel at either end of a list; linked like a block, never handed out."""
-
-    __slots__ = ("block_id", "next_free_block", "owner", "prev_free_block")
-
-    def __init__(self, owner: Owner) -> None:
-        self.block_id = -1
-        self.owner = owner
-        self.prev_free_block: Any = None
-        self.next_free_block: Any = None
-
-
-class Owner:
-    """Whom cached blocks belong to, with the list of those that are free.
-
-    `value` may be set at any time by whoever values owners; the queue learns of it through its
-    `changed` callback. An owner that isn't `listed` is worthless for good: what it frees from then on
-    goes to the common list.
-    """
-
-    __slots__ = ("entered_value", "entry", "head", "listed", "tail", "value")
-
-    def __init__(self, value: float = 0.0, listed: bool = True) -> None:
-        self.value = value
-        self.listed = listed
-        self.entry = 0
-        self.entered_value = value
-        self.head = _End(self)
-        self.tail = _End(self)
-        self.clear()
-
-    def clear(self) -> None:
-        self.head.next_free_block = self.tail
-        self.tail.prev_free_block = self.head
-
-    def __iter__(self) -> Iterator[Any]:
-        block = self.head.next_free_block
-        while block is not None and block is not self.tail:
-            yield block
-            block = block.next_free_block
-
-
-def _nothing_changed() -> Iterable[Owner]:
-    return ()
-
-
-def _untold(owner: Owner, blocks: int) -> None:
-    pass
 
 
 class OwnerFreeQueue:
@@ -101,8 +44,8 @@ class OwnerFreeQueue:
         self,
         blocks: Sequence[Any],
         owner_of: Sequence[Owner | None],
-        changed: Callable[[], Iterable[Owner]] = _nothing_changed,
-        taken: Callable[[Owner, int], None] = _untold,
+        changed: Callable[[], Iterable[Owner]] = nothing_changed,
+        taken: Callable[[Owner, int], None] = untold,
         max_lists: int = MAX_LISTS,
     ) -> None:
         if max_lists < 1:
@@ -202,8 +145,6 @@ class OwnerFreeQueue:
 
     def popleft(self) -> Any:
         """Raises ValueError if there is no free block."""
-        if self.num_free_blocks == 0:
-            raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[Any]:
@@ -325,7 +266,7 @@ class OwnerFreeQueue:
                 self._fold()
 
     def _list_of(self, block: Any) -> Owner:
-        while not isinstance(block, _End):
+        while not isinstance(block, ListEnd):
             block = block.next_free_block
         return block.owner
 

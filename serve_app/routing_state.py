@@ -127,7 +127,7 @@ class RoutingState:
         """Replica -> tokens of the agent's last prompt there, of the last `AGENT_PLACE_S` seconds."""
         oldest_s = self._clock() - AGENT_PLACE_S
         with self._lock:
-            places = self._agents.get((workload, agent), {})
+            places: Mapping[str, tuple[int, float]] = self._agents.get((workload, agent), {})
             return {replica: tokens for replica, (tokens, at_s) in places.items() if at_s >= oldest_s}
 
     def record(self, workload: str, session: str, agent: str, replica: str, prompt_tokens: int) -> None:

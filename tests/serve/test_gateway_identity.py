@@ -9,7 +9,6 @@ import time
 import httpx
 import pytest
 
-from tests.server_kit import KEYS, Filler, Server
 from tests.gateway_kit import (
     MODEL,
     agents,
@@ -21,6 +20,7 @@ from tests.gateway_kit import (
     state,
     wait_for,
 )
+from tests.server_kit import KEYS, Filler, Server
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.9.{0}; cc_entrypoint=cli; cch={0};"
 
