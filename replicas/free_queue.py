@@ -341,9 +341,8 @@ class OwnerFreeQueue:
     def iter_blocks_after(self, cursor: Any | None) -> Iterator[Any]:
         """Free blocks in eviction order after the cursor (None: all).
 
-        A block that was freed, or that moved, in front of the cursor since the walk passed is given
-        too: in this order a new block needn't be at the end, and a cursor must not hide it for good. A
-        cursor that is no longer free ends the walk at once, as in the stock queue.
+        A block that was freed or moved in front of the cursor since the walk passed is given too: in this order
+        a new block needn't be at the end. A cursor that isn't free ends the walk, as in the stock queue.
         """
         if cursor is not None and cursor.next_free_block is None:
             return
