@@ -22,7 +22,7 @@ def wait_until_ready(url: str, replicas: int, timeout_s: float, progress: Callab
     last = "no answer"
     deadline_s = time.monotonic() + timeout_s
     with httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
-        while time.monotonic() < deadline_s:
+        while True:
             try:
                 response = client.get("/readyz")
                 last = f"{response.status_code} {response.text[:200]}"
@@ -32,5 +32,7 @@ def wait_until_ready(url: str, replicas: int, timeout_s: float, progress: Callab
             progress(ready, replicas)
             if ready >= replicas:
                 return
+            if time.monotonic() >= deadline_s:
+                break
             time.sleep(PAUSE_S)
     raise LaunchError(f"fewer than {replicas} replicas were ready within {timeout_s:.0f} s (last answer: {last})")

@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 from replicas.claim import Claim
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner_list import Owner
+from replicas.owner import Owner
 from replicas.owner_values import ANONYMOUS, KINDS, BlockOwner
 from replicas.ownership import OwnerDirectory
 from replicas.warm_ledger import WarmLedger
@@ -108,7 +108,7 @@ class PoolOwners:
     def _changed(self) -> Iterable[BlockOwner]:
         try:
             return self.directory.changed()
-        except Exception:  # noqa: BLE001 - any fault of the policy must leave the engine running
+        except Exception:  # noqa: BLE001 - logged by _fail; nothing may rise into the engine's loop
             self._fail("values")
             return ()
 
@@ -149,7 +149,7 @@ class PoolOwners:
                     owner_of[block.block_id] = owner
             if claim.is_warmup:
                 self._mark_warm(claim, blocks[num_cached_blocks:num_full_blocks])
-        except Exception:  # noqa: BLE001 - any fault of the policy must leave the engine running
+        except Exception:  # noqa: BLE001 - logged by _fail; nothing may rise into the engine's loop
             self._fail("tagging")
 
     def cache_partial_block(self, request: Request, block: KVCacheBlock, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, ParamSpec
 
 from replicas.anchor_finder import AnchorFinder
 from replicas.block_pool import EVICTED_KINDS, PoolOwners
@@ -68,10 +68,8 @@ class Arrival:
 def _guarded(
     method: Callable[Concatenate[CacheKeeper, P], None],
 ) -> Callable[Concatenate[CacheKeeper, P], None]:
-    """Whatever goes wrong in the policy, the engine goes on."""
-
     @functools.wraps(method)
-    def guarded(self: CacheKeeper, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: CacheKeeper, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.owners.failed:
             self.owners.use_stock_order()
             return
@@ -82,7 +80,7 @@ def _guarded(
             self.owners.failed = True
             self.owners.use_stock_order()
 
-    return cast("Callable[Concatenate[CacheKeeper, P], None]", guarded)
+    return guarded
 
 
 class CacheKeeper:
@@ -244,12 +242,8 @@ class CacheKeeper:
             self.directory.end(workload, session)
         for action_id, left_s in down.deadlines_s.items():
             self.warm.set_deadline(action_id, self._clock() + left_s)
-        changes: dict[str, Any] = {
-            "policy": down.policy,
-            "weight": down.weight,
-            "arrival_share": down.arrival_share,
-        }
-        changes = {name: value for name, value in changes.items() if value is not None}
+        asked = {"policy": down.policy, "weight": down.weight, "arrival_share": down.arrival_share}
+        changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         try:
             if changes:
                 self.directory.configure(dataclasses.replace(self.directory.settings, **changes))

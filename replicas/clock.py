@@ -33,7 +33,8 @@ class SystemClock:
         if event.is_set():
             return True
         try:
-            await asyncio.wait_for(event.wait(), timeout_s)
+            # Not wait_for: until Python 3.12 it swallows a cancellation that comes with the event.
+            async with asyncio.timeout(timeout_s):
+                return await event.wait()
         except TimeoutError:
             return False
-        return True

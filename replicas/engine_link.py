@@ -62,7 +62,9 @@ class EngineLink:
         await self.check_alive()
         call = self.client.engine_core.call_utility_async(method, encode(message))
         try:
-            answer = await asyncio.wait_for(call, self._timeout_s)
+            # Not wait_for: until Python 3.12 it swallows a cancellation that comes with the answer.
+            async with asyncio.timeout(self._timeout_s):
+                answer = await call
         except TimeoutError as error:
             await self.check_alive()
             raise EngineBusy(f"{method}: no answer within {self._timeout_s} s") from error

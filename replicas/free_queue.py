@@ -21,18 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from replicas.owner_list import End, Owner
+from replicas.owner import ListEnd, Owner, nothing_changed, untold
 
 MAX_LISTS = 2048
 """Owners with a list of their own; beyond it the least valued ones share the common list."""
-
-
-def _nothing_changed() -> Iterable[Owner]:
-    return ()
-
-
-def _untold(owner: Owner, blocks: int) -> None:
-    pass
 
 
 class OwnerFreeQueue:
@@ -51,8 +43,8 @@ class OwnerFreeQueue:
         self,
         blocks: Sequence[Any],
         owner_of: Sequence[Owner | None],
-        changed: Callable[[], Iterable[Owner]] = _nothing_changed,
-        taken: Callable[[Owner, int], None] = _untold,
+        changed: Callable[[], Iterable[Owner]] = nothing_changed,
+        taken: Callable[[Owner, int], None] = untold,
         max_lists: int = MAX_LISTS,
     ) -> None:
         if max_lists < 1:
@@ -262,7 +254,7 @@ class OwnerFreeQueue:
                 self._fold()
 
     def _list_of(self, block: Any) -> Owner:
-        while not isinstance(block, End):
+        while not isinstance(block, ListEnd):
             block = block.next_free_block
         return block.owner
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from replicas.owner_list import Owner
+from replicas.owner import Owner
 from replicas.sharing import AgentKey, SharedPrefix
 from runtime_actor.counts import ANY_VISITS, MAX_VISITS
 from runtime_actor.tables import ReachTables

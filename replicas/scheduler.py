@@ -115,7 +115,7 @@ def _answered(method: Any) -> Any:
     def answered(self: EngineCore, payload: bytes) -> bytes:
         try:
             return ANSWER + encode(method(self, payload))
-        except Exception as error:  # noqa: BLE001 - answered, for the caller to raise
+        except Exception as error:  # noqa: BLE001 - the other side gets it as a fault
             logger.warning("Runtime call refused: %s: %s", type(error).__name__, error)
             return FAULT + f"{type(error).__name__}: {error}".encode()
 

@@ -125,7 +125,8 @@ class Sidecar:
     async def _last_exchange(self) -> None:
         """What ended with the replica still goes up, if the actor is there."""
         try:
-            await asyncio.wait_for(self.exchange.step(), _LAST_EXCHANGE_S)
+            async with asyncio.timeout(_LAST_EXCHANGE_S):
+                await self.exchange.step()
         except TimeoutError:
             logger.warning("%d events did not reach the runtime actor", len(self.events))
 

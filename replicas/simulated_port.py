@@ -100,7 +100,8 @@ class SimulatedPort:
 
     async def _in_time(self, call: Awaitable[T]) -> T:
         try:
-            return await asyncio.wait_for(call, self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                return await call
         except TimeoutError as error:
             raise EngineBusy(f"the simulated engine gave no answer in {self._timeout_s} s") from error
 

@@ -82,8 +82,10 @@ class GatewayExchange:
             await self._wait(max(0.0, pause_s - self._min_gap_s))
 
     async def _wait(self, limit_s: float) -> None:
+        """Not `wait_for`: on Python 3.11 it can swallow a cancellation that comes together with the event."""
         try:
-            await asyncio.wait_for(self._wake.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._wake.wait()
         except TimeoutError:
             return
 

@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from serve_app.errors import ApiError, bad_request, is_context_error, overloaded, timed_out, unavailable
-from serve_app.streaming import EngineRefusal, Opened, client_events, open_response, refusal_error
+from serve_app.streaming import FAILED_IN_ENGINE, EngineRefusal, Opened, client_events, open_response, refusal_error
 
 logger = logging.getLogger("ray.serve")
 
@@ -20,11 +20,8 @@ DEATHS = (RayActorError, DeploymentUnavailableError)
 
 _ENGINE_DEATH = "EngineDead"
 
-COMPILE_FAILURE = "Internal server error"
-"""vLLM's whole message in a stream when a request ended with an error inside the engine's loop."""
-
 GENERATION_ERROR = "GenerationError"
-"""The same outside a stream, as an exception's name."""
+"""Name of vLLM's exception when a request ended with an error inside the engine's loop."""
 
 
 class Call(Protocol):
@@ -136,7 +133,7 @@ class Exchange:
     def _is_bad_constraint(self, failure_text: str) -> bool:
         """The engine compiles a grammar in its own loop and fails the request without saying why."""
         constrained = "structured_outputs" in self.fields or "response_format" in self.fields
-        return constrained and (failure_text == COMPILE_FAILURE or GENERATION_ERROR in failure_text)
+        return constrained and (failure_text == FAILED_IN_ENGINE or GENERATION_ERROR in failure_text)
 
     async def stream(self, opened: Opened) -> AsyncIterator[str]:
         """The client's events; an error after the first one becomes an event, then the stream ends."""

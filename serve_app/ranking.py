@@ -11,13 +11,16 @@ ago, so a new one isn't drowned and an empty cluster is filled evenly.
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runtime_actor.tables import ReachTables
 from serve_app.routing_state import ClusterView, ReplicaView, SessionView
 
 MIN_REQUEST_COST_TOKENS = 256
 """What a request in flight costs at least: its decoding takes time even if its prompt is cached."""
+
+MIN_USEFUL_TOKENS = 64
+"""Less in a cache is no reason to prefer a replica: the few tokens that every prompt shares would else draw all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,12 @@ class RankingWeights:
 
 @dataclass(frozen=True, slots=True)
 class RankingInput:
-    """`loads` is replica -> requests in flight; `chosen_s` replica -> when it was last chosen (any clock)."""
+    """`loads` is replica -> requests in flight; `chosen_s` replica -> when it was last chosen (any clock).
+
+    `preamble_tokens` estimates the request's leading system text and tools: what another session of the
+    agent will share at least. `agent_places` is replica -> tokens of the agent's last prompt there, newer
+    than the view.
+    """
 
     workload: str
     agent: str
@@ -38,6 +46,8 @@ class RankingInput:
     chosen_s: Mapping[str, float]
     session: SessionView | None
     tables: ReachTables | None
+    preamble_tokens: int = 0
+    agent_places: Mapping[str, int] = field(default_factory=dict)
 
 
 def rank(request: RankingInput, view: ClusterView, weights: RankingWeights) -> list[str]:
@@ -59,9 +69,15 @@ def rank(request: RankingInput, view: ClusterView, weights: RankingWeights) -> l
 
 
 def cached_tokens(request: RankingInput, view: ClusterView, replica: str) -> float:
-    """What the engine there will probably find: this agent's last prompt in this session, else its anchor."""
+    """What the engine there will probably find: this agent's last prompt in this session, else its anchor.
+
+    Where no anchor is known yet (one session so far), the preamble stands for it.
+    """
     own = _session_tokens(request.session, request.agent, replica)
-    return max(own, _anchor_tokens(request, view, request.agent, replica))
+    anchor = _anchor_tokens(request, view, request.agent, replica, request.preamble_tokens)
+    recent = min(request.agent_places.get(replica, 0), request.preamble_tokens)
+    expected = max(own, anchor, recent)
+    return expected if expected >= MIN_USEFUL_TOKENS else 0
 
 
 def reach_tokens(request: RankingInput, view: ClusterView, replica: str) -> float:
@@ -109,13 +125,13 @@ def _session_tokens(session: SessionView | None, agent: str, replica: str) -> in
     return place[1] if place is not None and place[0] == replica else 0
 
 
-def _anchor_tokens(request: RankingInput, view: ClusterView, agent: str, replica: str) -> int:
+def _anchor_tokens(request: RankingInput, view: ClusterView, agent: str, replica: str, unknown_tokens: int = 0) -> int:
     """Resident blocks count blocks of the agent's sessions too: no more than its shared prefix."""
     there: ReplicaView | None = view.replicas.get(replica)
     if there is None:
         return 0
     blocks = there.resident.get(request.workload, {}).get(agent, 0)
-    anchor = view.anchors.get(request.workload, {}).get(agent, 0)
+    anchor = view.anchors.get(request.workload, {}).get(agent, unknown_tokens)
     return min(blocks * there.block_size, anchor)
 
 

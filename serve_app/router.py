@@ -15,8 +15,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from runtime_actor.messages import OWNER_XARG, OwnerTag
 from serve_app import ranking, routing_state
+from serve_app.canonical import LEADING_ROLES
 
 logger = logging.getLogger("ray.serve")
+
+CHARACTERS_A_TOKEN = 4
 
 MAX_IN_FLIGHT_S = 7200.0
 """An entry older than this was lost on its way back and no longer counts as in flight."""
@@ -90,6 +93,8 @@ class AgentRequestRouter(RequestRouter):
             chosen_s=self._chosen_s,
             session=state.session(tag.workload, tag.session),
             tables=state.tables(tag.workload),
+            preamble_tokens=_preamble_tokens(pending_request),
+            agent_places=state.agent_places(tag.workload, tag.agent),
         )
         if state.view_age_s > self._max_snapshot_age_s:
             state.count_routing(fallback=True)
@@ -111,3 +116,16 @@ def _owner(pending_request: PendingRequest | None) -> OwnerTag | None:
     arguments = pending_request.args if pending_request is not None else ()
     xargs = getattr(arguments[0], "vllm_xargs", None) if arguments else None
     return OwnerTag.decode(xargs[OWNER_XARG]) if isinstance(xargs, dict) and OWNER_XARG in xargs else None
+
+
+def _preamble_tokens(pending_request: PendingRequest | None) -> int:
+    """Of a chat request's leading system messages; by length, since no tokenizer is here."""
+    arguments = pending_request.args if pending_request is not None else ()
+    messages = getattr(arguments[0], "messages", None) if arguments else None
+    characters = 0
+    for message in messages or ():
+        if message.get("role") not in LEADING_ROLES:
+            break
+        content = message.get("content")
+        characters += len(content) if isinstance(content, str) else 0
+    return characters // CHARACTERS_A_TOKEN

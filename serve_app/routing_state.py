@@ -23,6 +23,13 @@ MAX_AGENTS_PER_SESSION = 16
 MAX_VIEW_AGE_S = 30.0
 """An older view says nothing of what is there now."""
 
+MAX_AGENTS = 4096
+"""Agents whose last replicas are remembered; the longest silent is forgotten."""
+
+MAX_REPLICAS_PER_AGENT = 8
+AGENT_PLACE_S = 15.0
+"""How long a place counts before the cluster's view must show it: a few exchanges."""
+
 MAX_REPLICAS = 4096
 MAX_WORKLOADS = 1024
 
@@ -73,6 +80,7 @@ class RoutingState:
         self._view = ClusterView()
         self._tables: dict[str, ReachTables] = {}
         self._sessions: OrderedDict[tuple[str, str], SessionPlace] = OrderedDict()
+        self._agents: OrderedDict[tuple[str, str], OrderedDict[str, tuple[int, float]]] = OrderedDict()
         self.max_sessions = max_sessions
         self.ranked = 0
         self.fallbacks = 0
@@ -115,6 +123,13 @@ class RoutingState:
                 return None
             return SessionView(place.current, dict(place.places))
 
+    def agent_places(self, workload: str, agent: str) -> dict[str, int]:
+        """Replica -> tokens of the agent's last prompt there, of the last `AGENT_PLACE_S` seconds."""
+        oldest_s = self._clock() - AGENT_PLACE_S
+        with self._lock:
+            places: Mapping[str, tuple[int, float]] = self._agents.get((workload, agent), {})
+            return {replica: tokens for replica, (tokens, at_s) in places.items() if at_s >= oldest_s}
+
     def record(self, workload: str, session: str, agent: str, replica: str, prompt_tokens: int) -> None:
         """A replica accepted this session's request."""
         with self._lock:
@@ -127,6 +142,17 @@ class RoutingState:
                 place.places.popitem(last=False)
             while len(self._sessions) > self.max_sessions:
                 self._sessions.popitem(last=False)
+            self._record_agent((workload, agent), replica, prompt_tokens)
+
+    def _record_agent(self, agent: tuple[str, str], replica: str, prompt_tokens: int) -> None:
+        places = self._agents.setdefault(agent, OrderedDict())
+        self._agents.move_to_end(agent)
+        places[replica] = (prompt_tokens, self._clock())
+        places.move_to_end(replica)
+        while len(places) > MAX_REPLICAS_PER_AGENT:
+            places.popitem(last=False)
+        while len(self._agents) > MAX_AGENTS:
+            self._agents.popitem(last=False)
 
     def end_session(self, workload: str, session: str) -> None:
         with self._lock:

@@ -14,6 +14,12 @@ from runtime_actor.messages import RequestAccepted
 from serve_app.errors import ApiError, from_engine
 
 DONE = "data: [DONE]\n\n"
+ROLE_ONLY = '"delta":{"role":"assistant","content":""}'
+"""vLLM announces the role before it looks at whether the engine's first output is an error, and where that
+holds no token it ends the stream without a word: a role with nothing behind it is a failure."""
+
+FAILED_IN_ENGINE = "Internal server error"
+"""vLLM's whole message when a request ended with an error inside the engine's loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +43,11 @@ async def open_response(items: AsyncIterator[Any]) -> Opened:
     """Wait for the first content item. The engine may accept a request and still fail it before that.
 
     Raises:
-        EngineRefusal: an error came instead.
-        StopAsyncIteration never: an empty response is an EngineRefusal with code 500.
+        EngineRefusal: an error came instead, or (code 500) nothing.
     """
     flat = flatten(items)
     accepted: RequestAccepted | None = None
+    held = ""
     async for item in flat:
         found = acceptance(item)
         if found is not None:
@@ -50,8 +56,15 @@ async def open_response(items: AsyncIterator[Any]) -> Opened:
         error = error_of(item)
         if error is not None:
             raise EngineRefusal(error)
+        if isinstance(item, str):
+            if held and item == DONE:
+                break
+            held += item
+            if ROLE_ONLY in item and item.count("data: ") == 1:
+                continue
+            return Opened(accepted, held, flat)
         return Opened(accepted, item, flat)
-    raise EngineRefusal({"code": 500, "message": "The engine gave no answer."})
+    raise EngineRefusal({"code": 500, "message": FAILED_IN_ENGINE})
 
 
 async def flatten(items: AsyncIterator[Any]) -> AsyncIterator[Any]:

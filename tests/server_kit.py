@@ -125,8 +125,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         start_new_session=True,
     )
     assert process.stdout is not None
+    reader, ready, lines = read_output(process.stdout)
     try:
-        wait_until_ready(process, process.stdout)
+        if not ready.wait(START_TIMEOUT_S) or process.poll() is not None:
+            pytest.fail("the server did not start:\n" + "".join(lines[-40:]))
         yield Server(f"http://127.0.0.1:{port}", MODEL, process.pid)
     finally:
         process.send_signal(signal.SIGINT)
@@ -134,10 +136,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             process.wait(120)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        reader.join(10)
+        process.stdout.close()
 
 
-def wait_until_ready(process: subprocess.Popen[str], output: IO[str]) -> None:
-    """Until the launcher says READY; a thread goes on reading, so that its pipe never fills."""
+def read_output(output: IO[str]) -> tuple[threading.Thread, threading.Event, list[str]]:
+    """A thread that goes on reading, so that the pipe never fills; set at READY or at the end."""
     ready = threading.Event()
     lines: list[str] = []
 
@@ -149,9 +154,9 @@ def wait_until_ready(process: subprocess.Popen[str], output: IO[str]) -> None:
                 ready.set()
         ready.set()
 
-    threading.Thread(target=read, daemon=True).start()
-    if not ready.wait(START_TIMEOUT_S) or process.poll() is not None:
-        pytest.fail("the server did not start:\n" + "".join(lines[-40:]))
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread, ready, lines
 
 
 @pytest.fixture

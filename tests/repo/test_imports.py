@@ -25,7 +25,15 @@ HEAVY = {"ray", "vllm", "torch", "transformers"}
 WITHOUT_RAY = {
     "runtime_actor": {"actor.py", "client.py"},
 }
-PURE_REPLICA_FILES = ("free_queue.py", "ownership.py")
+PURE_REPLICA_FILES = (
+    "free_queue.py",
+    "owner.py",
+    "owner_values.py",
+    "ownership.py",
+    "claim.py",
+    "sharing.py",
+    "residency.py",
+)
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:

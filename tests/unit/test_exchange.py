@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from replicas.anchors import Anchor, AnchorStore
+from replicas.clock import SystemClock
 from replicas.engine_feed import EngineFeed
 from replicas.engine_port import EngineState, HandDown
 from replicas.events import EventBuffer
@@ -229,5 +230,18 @@ def test_the_actor_sets_the_pace_within_bounds() -> None:
             )
         )
         assert [await bench.loop.step() for _ in range(3)] == [0.1, 5.0, 0.7]
+
+    asyncio.run(scenario())
+
+
+def test_a_wait_that_is_cancelled_as_its_event_comes_is_cancelled() -> None:
+    async def scenario() -> None:
+        event = asyncio.Event()
+        task = asyncio.ensure_future(SystemClock().wait(event, 60.0))
+        await asyncio.sleep(0)
+        event.set()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
 
     asyncio.run(scenario())

@@ -12,8 +12,8 @@ from ray.exceptions import ActorDiedError
 
 from runtime_actor.messages import RequestAccepted
 from serve_app.errors import ApiError
-from serve_app.generation import COMPILE_FAILURE, ContextLimits, Exchange
-from serve_app.streaming import DONE
+from serve_app.generation import ContextLimits, Exchange
+from serve_app.streaming import DONE, FAILED_IN_ENGINE
 
 ACCEPTED = RequestAccepted("r1", 10, 0).to_wire()
 CHUNK = 'data: {"choices":[{"index":0}]}\n\n'
@@ -126,7 +126,7 @@ def test_a_prompt_too_long_by_itself_is_refused_after_the_clip() -> None:
 
 
 def test_a_constraint_that_fails_to_compile_is_the_clients() -> None:
-    replicas = Replicas([ACCEPTED, error_item(COMPILE_FAILURE, 500)])
+    replicas = Replicas([ACCEPTED, error_item(FAILED_IN_ENGINE, 500)])
     error = refused(exchange(replicas, {"structured_outputs": {"grammar": "x"}}))
     assert error.status == 400 and replicas.retries == 0
 

@@ -60,6 +60,35 @@ def test_session_blocks_without_a_shared_prefix_do_not_draw_strangers() -> None:
     assert rank(ask({"r1": 0, "r2": 0}, chosen_s={"r1": 5.0, "r2": 1.0}), cluster, WEIGHTS)[0] == "r2"
 
 
+def test_the_second_session_of_an_agent_goes_where_the_first_went() -> None:
+    state = RoutingState()
+    state.record("w", "s1", "a", "r2", 500)
+    places = state.agent_places("w", "a")
+    request = RankingInput("w", "a", {"r1": 0, "r2": 0}, {"r2": 9.0}, None, None, 400, places)
+    assert rank(request, view({"r1": {}, "r2": {}}, {}), WEIGHTS)[0] == "r2"
+    seen = RankingInput("w", "a", {"r1": 0, "r2": 0}, {"r2": 9.0}, None, None, 400)
+    assert rank(seen, view({"r1": {}, "r2": {"a": 15}}, {}), WEIGHTS)[0] == "r2"
+
+
+def test_a_few_shared_tokens_draw_nobody() -> None:
+    cluster = view({"r1": {"a": 300}, "r2": {}}, {"a": 32})
+    request = RankingInput("w", "a", {"r1": 0, "r2": 0}, {"r1": 9.0}, None, None, 20, {"r1": 300})
+    assert rank(request, cluster, WEIGHTS)[0] == "r2"
+
+
+def test_places_of_agents_age_and_are_bounded() -> None:
+    now = [0.0]
+    state = RoutingState(clock=lambda: now[0])
+    for n in range(20):
+        state.record("w", "s", "a", f"r{n}", 10)
+    assert len(state.agent_places("w", "a")) == 8
+    now[0] = 60.0
+    assert state.agent_places("w", "a") == {}
+    for n in range(5000):
+        state.record("w", "s", f"a{n}", "r1", 10)
+    assert len(state._agents) == 4096
+
+
 def test_own_history_draws() -> None:
     session = SessionView("a", {"a": ("r2", 900)})
     assert rank(ask({"r1": 0, "r2": 0}, session=session), view({"r1": {}, "r2": {}}, {}), WEIGHTS)[0] == "r2"

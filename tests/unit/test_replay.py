@@ -89,7 +89,7 @@ def test_reach_keeps_what_a_cycle_needs_next() -> None:
         Request(
             f"s{i // 30}",
             "abc"[i % 3],
-            tuple(f"{'abc'[i % 3]}{k}" for k in range(8)) + (f"u{i}", f"v{i}"),
+            (*(f"{'abc'[i % 3]}{k}" for k in range(8)), f"u{i}", f"v{i}"),
             8,
             i % 30 == 29,
             float(i),

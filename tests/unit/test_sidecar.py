@@ -94,7 +94,7 @@ class Replica:
         return [item async for item in self.sidecar.respond(request, open_stream)]
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = 60.0) -> None:
     """Give the loops turns until it holds."""
     async with asyncio.timeout(seconds):
         while not condition():

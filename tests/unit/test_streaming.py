@@ -75,6 +75,16 @@ def test_an_error_first_is_a_refusal(first: Any) -> None:
         run(ACCEPTED.to_wire(), first)
 
 
+ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+
+
+def test_a_role_is_held_until_something_follows() -> None:
+    assert run(ACCEPTED.to_wire(), ROLE, ROLE, CHUNK, DONE)[1] == ROLE + ROLE + CHUNK + DONE
+    for failed in ([ROLE], [ROLE, DONE], [ROLE, ROLE, DONE], [ROLE, ERROR, DONE]):
+        with pytest.raises(EngineRefusal):
+            run(ACCEPTED.to_wire(), *failed)
+
+
 def test_nothing_is_a_refusal() -> None:
     with pytest.raises(EngineRefusal):
         run()

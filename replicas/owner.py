@@ -1,8 +1,8 @@
-"""A list of free blocks of one owner, linked through the blocks themselves."""
+"""An owner of cached blocks, with the linked list of those that are free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 
@@ -14,7 +14,7 @@ class FreeBlock(Protocol):
     next_free_block: Any
 
 
-class End:
+class ListEnd:
     """Sentinel at either end of a list; linked like a block, never handed out."""
 
     __slots__ = ("block_id", "next_free_block", "owner", "prev_free_block")
@@ -41,8 +41,8 @@ class Owner:
         self.listed = listed
         self.entry = 0
         self.entered_value = value
-        self.head = End(self)
-        self.tail = End(self)
+        self.head = ListEnd(self)
+        self.tail = ListEnd(self)
         self.clear()
 
     def clear(self) -> None:
@@ -81,3 +81,11 @@ class Owner:
         while block is not None and block is not self.tail:
             yield block
             block = block.next_free_block
+
+
+def nothing_changed() -> Iterable[Owner]:
+    return ()
+
+
+def untold(owner: Owner, blocks: int) -> None:
+    pass
