@@ -42,7 +42,7 @@ class Server:
 
     def client(self, tenant: str | None = "one") -> httpx.Client:
         headers = {"authorization": f"Bearer {KEYS[tenant]}"} if tenant else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=120.0, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=300.0, trust_env=False)
 
 
 class Filler:
