@@ -6,6 +6,7 @@ A team of two agents works in sessions: the planner speaks, then the coder. The 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,10 +38,12 @@ class Team:
         self.answers.append(answer)
         return answer
 
-    def work(self, sessions: int) -> None:
+    def work(self, sessions: int, pause_s: float = 0.0) -> None:
+        """`pause_s` is what a tool takes between the two: what a warm-up has time for."""
         for _ in range(sessions):
             self.sessions += 1
             self.say("planner", f"past-{self.sessions}")
+            time.sleep(pause_s)
             self.say("coder", f"past-{self.sessions}", final=True)
 
     def agent(self, role: str) -> str:
@@ -115,7 +118,7 @@ def test_predict(client: httpx.Client, operator: httpx.Client, filler: Filler) -
 def test_act(client: httpx.Client, operator: httpx.Client, filler: Filler) -> None:
     """Once its anchor is gone, the coder's is computed again while the planner's answer is still read."""
     team = Team(client, filler, "acted")
-    team.work(6)
+    team.work(6, pause_s=2.0)
     switch(operator, "lru", prefetch=False)
     strangers(client, filler)
     resident = [replica["resident"].get(team.agent("coder"), 0) for replica in state(client)["replicas"]]
