@@ -86,8 +86,6 @@ def server_config(state: Path, source: str) -> dict[str, Any]:
     arguments["engine_kwargs"] |= {
         "num_gpu_blocks_override": CACHE_BLOCKS,
         "max_model_len": MODEL_TOKENS,
-        "enable_auto_tool_choice": True,
-        "tool_call_parser": "hermes",
     }
     arguments["runtime"] |= {"checkpoint_dir": str(state / "checkpoints")}
     arguments["gateway"] |= {
