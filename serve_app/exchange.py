@@ -96,6 +96,8 @@ class GatewayExchange:
             try:
                 reply = await self._call(self._request(batch))
             except MessageError as error:
+                # Sent again it would be refused again, and hold back everything behind it.
+                self.buffer.dropped += len(batch)
                 raise RuntimeUnavailable(f"the actor refused {len(batch)} events: {error}") from error
             except BaseException:
                 self.buffer.put_back(batch)

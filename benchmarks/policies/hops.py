@@ -8,6 +8,7 @@ Transitions are taken from the stream of all requests, as there; age is in reque
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ DECAY = 0.1
 FLOOR = 0.1
 
 
-class HopPolicy(PassivePolicy):
+class HopPolicy(PassivePolicy, ABC):
     """Keeps p for each agent, by hops from the agent of the newest request."""
 
     def __init__(self) -> None:
@@ -66,8 +67,9 @@ class HopPolicy(PassivePolicy):
         recency = math.exp(-DECAY * (self._index - self._used.get(block.block_id, 0)))
         return self.combine(self._reach.get(self._agent.get(block.block_id, ""), 0.0), recency)
 
+    @abstractmethod
     def combine(self, reach: float, recency: float) -> float:
-        raise NotImplementedError
+        """The order of a block from its agent's p and its own recency, both within [0, 1]."""
 
     def _count(self, source: str, target: str) -> None:
         self._steps.append((source, target))
