@@ -13,7 +13,7 @@ from demo.compare import Plan, compare
 from demo.report import as_json, as_text
 from demo.runtime_api import DemoError, RuntimeApi
 from demo.session import Problem, SessionLimits
-from demo.team import load_team
+from demo.team import load_members
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,9 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
         policies=options.policy or ["reach", "lru"],
         rounds=options.rounds,
         sessions=options.sessions,
-        limits=SessionLimits(max_tokens=options.max_tokens),
+        teams=options.teams,
+        limits=SessionLimits(max_tokens=options.max_tokens, pause_s=options.pause),
     )
-    members = list(load_team())
+    members = list(load_members())
     try:
         runs = compare(plan, api)
         state = api.state()
@@ -52,13 +53,15 @@ def choose_problems(count: int, seed: int) -> list[Problem]:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/demo", description="A team of five agents solves HumanEval problems, policy by policy."
+        prog="scripts/demo", description="Teams of five agents solve HumanEval problems, policy by policy."
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the running server")
     parser.add_argument("--problems", type=_positive, default=12, help="problems a run (default 12)")
     parser.add_argument("--sessions", type=_positive, default=6, help="problems at once (default 6)")
+    parser.add_argument("--teams", type=_positive, default=4, help="teams with agents of their own (default 4)")
+    parser.add_argument("--pause", type=_seconds, default=0.0, help="mean seconds of tools between turns (default 0)")
     parser.add_argument("--rounds", type=_positive, default=1, help="runs of each policy (default 1)")
-    parser.add_argument("--max-tokens", type=_positive, default=40, help="of an answer (default 40)")
+    parser.add_argument("--max-tokens", type=_positive, default=24, help="of an answer (default 24)")
     parser.add_argument("--policy", action="append", help="repeatable (default: reach, then lru)")
     parser.add_argument("--seed", type=int, default=1, help="which problems")
     parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
@@ -69,6 +72,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 60")
+    return seconds
 
 
 if __name__ == "__main__":

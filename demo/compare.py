@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from demo.runtime_api import RuntimeApi
 from demo.session import Problem, Session, SessionLimits, Turn
-from demo.team import load_team
+from demo.team import Team
 
 REQUEST_TIMEOUT_S = 180.0
 PREFETCH_OUTCOMES = ("issued", "useful", "wasted", "refused")
@@ -21,13 +22,17 @@ PREFETCH_OUTCOMES = ("issued", "useful", "wasted", "refused")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rounds` times: the problems under each policy, the order of the policies reversed each time."""
+    """`rounds` times: the problems under each policy, the order of the policies reversed each time.
+
+    The problems go to the teams in turn; `sessions` of them are worked on at once.
+    """
 
     url: str
     problems: Sequence[Problem]
     policies: Sequence[str]
     rounds: int
     sessions: int
+    teams: int
     limits: SessionLimits
 
 
@@ -69,18 +74,18 @@ def _mode(api: RuntimeApi) -> str:
 
 async def _run_policy(plan: Plan, api: RuntimeApi, model: str, run: PolicyRun, label: str) -> None:
     api.set_policy(run.policy)
-    # Fresh text at the head of every prompt: no run finds blocks of another one in the prefix cache.
     nonce = secrets.token_hex(4)
-    team = load_team()
+    teams = [Team(number + 1, nonce) for number in range(plan.teams)]
     before = api.state().get("prefetch", {})
     started_s = time.perf_counter()
-    queue = list(reversed(plan.problems))
+    queue = list(reversed(list(zip(plan.problems, itertools.cycle(teams), strict=False))))
     client = AsyncOpenAI(base_url=f"{plan.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
     with tqdm(total=len(plan.problems), desc=label, unit="problem") as bar:
 
         async def work() -> None:
             while queue:
-                session = Session(client, model, team, nonce, queue.pop(), plan.limits)
+                problem, team = queue.pop()
+                session = Session(client, model, team, problem, plan.limits)
                 run.turns.extend(await session.run())
                 await asyncio.to_thread(api.end_session, session.session_id)
                 bar.update()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from demo.compare import PolicyRun
 from demo.stats import rows
+from demo.team import role
 
 TOP_TRANSITIONS = 10
 
@@ -64,12 +66,18 @@ def notes() -> list[str]:
 
 
 def learnt_transitions(state: dict[str, Any], members: Iterable[str]) -> list[dict[str, Any]]:
-    """The state's transitions between members, by label, most frequent first."""
+    """The state's transitions between members, the teams taken together, most frequent first."""
     labels = {agent["agent"]: agent.get("label") or agent["agent"] for agent in state.get("agents", [])}
     known = set(members)
-    found = []
+    counts: Counter[tuple[str, str]] = Counter()
     for row in state.get("transitions", []):
-        source, target = labels.get(row["from"], row["from"]), labels.get(row["to"], row["to"])
+        source, target = (role(labels.get(row[end], row[end])) for end in ("from", "to"))
         if source in known or target in known:
-            found.append({**row, "from": source, "to": target})
-    return sorted(found, key=lambda row: -row["count"])
+            counts[source, target] += row["count"]
+    leaving: Counter[str] = Counter()
+    for (source, _), count in counts.items():
+        leaving[source] += count
+    return [
+        {"from": source, "to": target, "count": count, "probability": count / leaving[source]}
+        for (source, target), count in counts.most_common()
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import random
 import re
 import time
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any
 import httpx
 from openai import APIError, AsyncOpenAI
 
-from demo.team import Member
+from demo.team import Member, Team
 
 _CODE_BLOCK = re.compile(r"```(?:python)?\n(.*?)(?:```|\Z)", re.DOTALL)
 
@@ -40,9 +42,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
+    """`pause_s` is the mean of the time between two turns, in which an agent's tools would run."""
+
     max_tokens: int
     repairs: int = 2
     reviews: int = 2
+    pause_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -51,15 +56,19 @@ class Session:
 
     client: AsyncOpenAI
     model: str
-    team: dict[str, Member]
-    nonce: str
+    team: Team
     problem: Problem
     limits: SessionLimits
     turns: list[Turn] = field(default_factory=list)
+    _pauses: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The same pauses for the same problem, whatever the policy.
+        self._pauses = random.Random(self.problem.task_id)
 
     @property
     def session_id(self) -> str:
-        return f"{self.nonce}-{self.problem.task_id.replace('/', '-')}"
+        return f"{self.team.nonce}-{self.problem.task_id.replace('/', '-')}"
 
     async def run(self) -> list[Turn]:
         """Planner, coder, debugger while the code doesn't compile, tester, reviewer; again on CHANGES.
@@ -89,12 +98,15 @@ class Session:
         return bool(self.turns and self.turns[-1].error)
 
     async def _speak(self, name: str) -> None:
-        if not self._failed():
-            self.turns.append(await self._request(self.team[name]))
+        if self._failed():
+            return
+        if self.turns and self.limits.pause_s:
+            await asyncio.sleep(self._pauses.uniform(0.5, 1.5) * self.limits.pause_s)
+        self.turns.append(await self._request(self.team.members[name]))
 
     def _messages(self, member: Member) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = [
-            {"role": "system", "content": member.system_prompt(self.nonce)},
+            {"role": "system", "content": member.system_prompt(self.team.heading)},
             {"role": "user", "content": f"The task:\n```python\n{self.problem.prompt.strip()}\n```"},
         ]
         for turn in self.turns:
@@ -115,7 +127,7 @@ class Session:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "extra_headers": {"x-session-id": self.session_id, "x-claude-code-agent-id": member.name},
+            "extra_headers": {"x-session-id": self.session_id, "x-claude-code-agent-id": self.team.agent(member.name)},
         }
 
     async def _request(self, member: Member) -> Turn:

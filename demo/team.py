@@ -1,9 +1,9 @@
-"""The members of the team: name, instructions, tools."""
+"""A team's members: name, instructions, tools."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -16,13 +16,36 @@ class Member:
     instructions: str
     tools: tuple[dict[str, Any], ...]
 
-    def system_prompt(self, nonce: str) -> str:
-        """Instructions and tools, different from the first token on for each `nonce`.
-
-        Runs that are compared must not find each other's blocks in the prefix cache.
-        """
+    def system_prompt(self, heading: str) -> str:
+        """Instructions and tools, different from the first token on for each `heading`."""
         listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools)
-        return f"[{nonce}] {self.instructions}\n\nTools, one JSON definition a line:\n{listed}"
+        return f"[{heading}] {self.instructions}\n\nTools, one JSON definition a line:\n{listed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """`number` from 1; `nonce` is fresh for each run.
+
+    Teams stand for applications: each has agents of its own, whose prompts share nothing with another team's,
+    and runs that are compared must not find each other's blocks in the prefix cache.
+    """
+
+    number: int
+    nonce: str
+    members: dict[str, Member] = field(default_factory=lambda: load_members())
+
+    @property
+    def heading(self) -> str:
+        return f"{self.nonce} team {self.number}"
+
+    def agent(self, name: str) -> str:
+        """What the runtime is told: `coder@2`."""
+        return f"{name}@{self.number}"
+
+
+def role(agent: str) -> str:
+    """`coder@2` -> `coder`."""
+    return agent.partition("@")[0]
 
 
 def _member(name: str, *own_tools: dict[str, Any]) -> Member:
@@ -30,7 +53,7 @@ def _member(name: str, *own_tools: dict[str, Any]) -> Member:
     return Member(name, text.strip(), own_tools)
 
 
-def load_team() -> dict[str, Member]:
+def load_members() -> dict[str, Member]:
     members = (
         _member("planner", tools.SEARCH_LIBRARY, tools.NOTE),
         _member("coder", tools.SEARCH_LIBRARY, tools.COMPILE, tools.FORMAT),

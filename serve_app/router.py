@@ -24,6 +24,9 @@ CHARACTERS_A_TOKEN = 4
 MAX_IN_FLIGHT_S = 7200.0
 """An entry older than this was lost on its way back and no longer counts as in flight."""
 
+OTHERS_COUNT_S = 2.0
+"""How long a replica's word of other processes' requests counts: each request sent there renews it."""
+
 
 class AgentRequestRouter(RequestRouter):
     """Ranks replicas by expected cached tokens, reach of the next agents, and load."""
@@ -43,6 +46,7 @@ class AgentRequestRouter(RequestRouter):
         self._random = random.Random()
         self._in_flight: dict[str, dict[str, float]] = {}
         self._chosen_s: dict[str, float] = {}
+        self._others: dict[str, tuple[int, float]] = {}
         self._failures = 0
 
     async def choose_replicas(
@@ -73,15 +77,22 @@ class AgentRequestRouter(RequestRouter):
         """Fires for rejected requests too: a set of ids can't go below what was routed."""
         self._in_flight.get(replica_id.unique_id, {}).pop(internal_request_id, None)
 
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """What a replica counts when it takes a request: that one, this process's others, and everybody else's."""
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        name = replica_id.unique_id
+        others = num_ongoing_requests - 1 - len(self._in_flight.get(name, {}))
+        self._others[name] = (max(0, others), time.monotonic())
+
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         names = {replica.replica_id.unique_id for replica in replicas}
-        for state in (self._in_flight, self._chosen_s):
+        for state in (self._in_flight, self._chosen_s, self._others):
             for name in [name for name in state if name not in names]:
                 del state[name]
 
     def _order(self, by_name: dict[str, RunningReplica], pending_request: PendingRequest | None) -> list[str]:
-        loads = {name: self._load(name, replica.replica_id) for name, replica in by_name.items()}
+        loads = {name: self._load(name) for name in by_name}
         state = routing_state.STATE
         tag = _owner(pending_request)
         if tag is None or not self._enabled:
@@ -102,13 +113,18 @@ class AgentRequestRouter(RequestRouter):
         state.count_routing(fallback=False)
         return ranking.rank(request, state.view, self._weights)
 
-    def _load(self, name: str, replica_id: ReplicaID) -> int:
-        """Requests in flight: what this process sent, or what Ray's cache saw, whichever is more."""
+    def _load(self, name: str) -> int:
+        """Requests in flight there: what this process sent, and for a moment what the replica had from others.
+
+        Ray's own cache of queue lengths keeps an old count for ten seconds where nothing new is sent.
+        """
         mine = self._in_flight.get(name, {})
+        now_s = time.monotonic()
         oldest_s = next(iter(mine.values()), None)
-        if oldest_s is not None and time.monotonic() - oldest_s > MAX_IN_FLIGHT_S:
+        if oldest_s is not None and now_s - oldest_s > MAX_IN_FLIGHT_S:
             del mine[next(iter(mine))]
-        return max(len(mine), self.replica_queue_len_cache.get(replica_id) or 0)
+        others, seen_s = self._others.get(name, (0, 0.0))
+        return len(mine) + (others if now_s - seen_s <= OTHERS_COUNT_S else 0)
 
 
 def _owner(pending_request: PendingRequest | None) -> OwnerTag | None:

@@ -215,5 +215,6 @@ def test_a_session_stays_on_its_replica_and_strangers_spread(client: httpx.Clien
     system = filler(300)
     homes = {ours(chat(client, f"turn {n}", system, session), "replica") for n in range(4)}
     assert len(homes) == 1
-    served = [ours(chat(client, filler(200)), "replica") for _ in range(12)]
-    assert all(3 <= served.count(replica) <= 9 for replica in set(served)) and len(set(served)) == 2
+    served = [ours(chat(client, filler(200)), "replica") for _ in range(20)]
+    # Where the view of the cluster is too old the choice is random: three of twenty, but for 1 in 2,500.
+    assert len(set(served)) == 2 and min(served.count(replica) for replica in set(served)) >= 3, served

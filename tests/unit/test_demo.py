@@ -16,7 +16,7 @@ from demo.compare import PolicyRun
 from demo.report import as_json, as_text, learnt_transitions
 from demo.session import Problem, Session, SessionLimits, Turn, compiles
 from demo.stats import Row, percentile
-from demo.team import load_team
+from demo.team import Team, load_members, role
 
 PROBLEM = Problem("Test/0", 'def double(x):\n    """Twice x.\n    >>> double(2)\n    4\n    """\n')
 GOOD = "```python\ndef double(x):\n    y = x * 2\n    return y\n```"
@@ -33,7 +33,7 @@ class ScriptedClient:
 
     async def create(self, **request: Any) -> AsyncIterator[Any]:
         self.asked.append(request)
-        name = request["extra_headers"]["x-claude-code-agent-id"]
+        name = role(request["extra_headers"]["x-claude-code-agent-id"])
         if name == self.fail_on:
             raise APIConnectionError(request=None)  # type: ignore[arg-type]
         texts = self.answers.get(name) or ["fine"]
@@ -48,7 +48,7 @@ class ScriptedClient:
 
 
 def speakers(client: ScriptedClient) -> tuple[list[str], list[Turn]]:
-    session = Session(client, "m", load_team(), "n0", PROBLEM, SessionLimits(max_tokens=8))  # type: ignore[arg-type]
+    session = Session(client, "m", Team(1, "n0"), PROBLEM, SessionLimits(max_tokens=8))  # type: ignore[arg-type]
     turns = asyncio.run(session.run())
     return [turn.member for turn in turns], turns
 
@@ -75,7 +75,7 @@ def test_history_only_grows() -> None:
     """The prefix cache depends on it: each member's next prompt begins with its former one."""
     client = ScriptedClient({"coder": ["no code", "still none", GOOD]})
     speakers(client)
-    prompts = [r["messages"] for r in client.asked if r["extra_headers"]["x-claude-code-agent-id"] == "coder"]
+    prompts = [r["messages"] for r in client.asked if r["extra_headers"]["x-claude-code-agent-id"] == "coder@1"]
     assert len(prompts) == 3
     for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
@@ -83,7 +83,7 @@ def test_history_only_grows() -> None:
 
 
 def test_prompts_are_long_and_hold_the_tools() -> None:
-    team = load_team()
+    team = load_members()
     assert len(team) >= 4
     for member in team.values():
         prompt = member.system_prompt("n0")
@@ -125,17 +125,22 @@ def test_rows_leave_failures_out_of_the_shares() -> None:
 def test_report() -> None:
     runs = {name: PolicyRun(name, [turn("planner"), turn("coder")], 2.0) for name in ("reach", "lru")}
     state = {
-        "agents": [{"agent": "a-1", "label": "planner"}, {"agent": "a-2", "label": "coder"}],
+        "agents": [
+            {"agent": "a-1", "label": "planner@1"},
+            {"agent": "a-2", "label": "coder@1"},
+            {"agent": "a-3", "label": "coder@2"},
+        ],
         "transitions": [
             {"from": "a-1", "to": "a-2", "count": 7, "probability": 0.5},
+            {"from": "a-1", "to": "a-3", "count": 2, "probability": 0.5},
             {"from": "a-9", "to": "a-8", "count": 99, "probability": 1.0},
         ],
     }
-    members = list(load_team())
+    members = list(load_members())
     text = as_text(runs, members, state)
     assert "planner -> coder" in text
     assert text.count("team ") >= 2
-    assert [row["count"] for row in learnt_transitions(state, members)] == [7]
+    assert [row["count"] for row in learnt_transitions(state, members)] == [9]
     assert as_json(runs, members, state)["policies"]["lru"]["requests_per_s"] == 1.0
 
 

@@ -37,7 +37,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> RoutingState:
 @pytest.fixture
 def router() -> AgentRequestRouter:
     made = AgentRequestRouter.__new__(AgentRequestRouter)
-    made._replica_queue_len_cache = SimpleNamespace(get=lambda _: None)
+    made._use_replica_queue_len_cache = False
     made.initialize_state()
     return made
 
@@ -94,9 +94,26 @@ def test_load_is_a_set_of_ids(router: AgentRequestRouter, state: RoutingState) -
     for number in range(3):
         router.on_request_routed(pending(TAG, number), r1, None)
     router.on_request_completed(r1, "never routed")
-    assert router._load("r1", r1) == 3
+    assert router._load("r1") == 3
     for number in range(3):
         router.on_request_completed(r1, f"i{number}")
         router.on_request_completed(r1, f"i{number}")
-    assert router._load("r1", r1) == 0
+    assert router._load("r1") == 0
     router.on_request_completed(replica("gone").replica_id, "x")
+
+
+def test_other_processes_requests_count_for_a_moment(
+    router: AgentRequestRouter, state: RoutingState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("serve_app.router.time", SimpleNamespace(monotonic=lambda: now_s))
+    r1 = BOTH[0].replica_id
+    router.on_request_routed(pending(TAG, 0), r1, None)
+    router.on_new_queue_len_info(r1, 5)
+    assert router._load("r1") == 4
+    router.on_request_routed(pending(TAG, 1), r1, None)
+    assert router._load("r1") == 5
+    now_s += 3
+    assert router._load("r1") == 2
+    router.on_new_queue_len_info(r1, 0)
+    assert router._load("r1") == 2
