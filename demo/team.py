@@ -17,9 +17,12 @@ class Member:
     tools: tuple[dict[str, Any], ...]
 
     def system_prompt(self, heading: str) -> str:
-        """Instructions and tools, different from the first token on for each `heading`."""
+        """Instructions, tools and the rules for all, different from the first token on for each `heading`.
+
+        The rules stand last, after what is each member's own: no block of them is shared between members.
+        """
         listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools)
-        return f"[{heading}] {self.instructions}\n\nTools, one JSON definition a line:\n{listed}"
+        return f"[{heading}] {self.instructions}\n\nTools, one JSON definition a line:\n{listed}\n\n{_text('rules')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,11 @@ def role(agent: str) -> str:
 
 
 def _member(name: str, *own_tools: dict[str, Any]) -> Member:
-    text = resources.files("demo").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8")
-    return Member(name, text.strip(), own_tools)
+    return Member(name, _text(name), own_tools)
+
+
+def _text(name: str) -> str:
+    return resources.files("demo").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8").strip()
 
 
 def load_members() -> dict[str, Member]:
