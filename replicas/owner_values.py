@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from replicas.owner import Owner
 from replicas.sharing import AgentKey, SharedPrefix
+from replicas.threads import ThreadRanks, Threads
 from runtime_actor.counts import ANY_VISITS, MAX_VISITS
 from runtime_actor.tables import ReachTables
 
@@ -145,9 +147,9 @@ class Session:
         "id",
         "last_s",
         "others",
-        "owners",
         "previous",
         "term",
+        "threads",
         "visits",
         "workload",
     )
@@ -161,13 +163,19 @@ class Session:
         self.gap_ratio_sum = 0.0
         self.gap_count = 0
         self.active = 0
-        self.owners: dict[str, BlockOwner] = {}
+        self.threads: dict[str, Threads[BlockOwner]] = {}
         self.visits: dict[str, int] = {}
         """Requests of each agent, at most MAX_VISITS; agents beyond MAX_COUNTED_AGENTS aren't counted."""
         self.others: tuple[tuple[str, ...], float] = ((), 0.0)
         """Its agents without a slot, and what it adds to each one's sum of log(1 - worth)."""
         self.term: NDArray[np.float64] | None = None
         """What this session adds to its workload's sum of log(1 - value)."""
+
+    @property
+    def owners(self) -> Iterator[BlockOwner]:
+        for threads in self.threads.values():
+            for thread in threads.items:
+                yield thread.owner
 
     @property
     def pace(self) -> float:
@@ -220,6 +228,8 @@ class WorkloadValues:
         self.sessions_of: dict[str, int] = {}
         self._reuse: dict[str, Reuse] = {}
         self._reuse_of_all = Reuse()
+        self._ranks: dict[str, ThreadRanks] = {}
+        self._ranks_of_all = ThreadRanks()
         self.is_stale = True
         self._touched: set[Session] = set()
         self._sum: NDArray[np.float64] | None = None
@@ -240,6 +250,20 @@ class WorkloadValues:
             if agent in self._reuse or len(self._reuse) < MAX_COUNTED_AGENTS:
                 self._reuse.setdefault(agent, Reuse()).observe(share)
         owner.span = (prefix.num_blocks, prefix.seen_blocks)
+
+    def observe_thread(self, agent: str, rank: int | None) -> int:
+        """A session that has threads of this agent went on with one, or began another; how many to keep."""
+        self._ranks_of_all.observe(rank)
+        if agent in self._ranks or len(self._ranks) < MAX_COUNTED_AGENTS:
+            ranks = self._ranks.setdefault(agent, ThreadRanks())
+            ranks.observe(rank)
+            return ranks.room
+        return self._ranks_of_all.room
+
+    def thread_factors(self, agent: str, again: float) -> list[float]:
+        """Value of each of an agent's threads, newest first, relative to that of its next request."""
+        ranks = self._ranks.get(agent, self._ranks_of_all)
+        return ranks.factors(again, self._ranks_of_all)
 
     def reuse(self, agent: str) -> float:
         """Expected share of a session's own blocks that its next request of `agent` uses."""
@@ -283,7 +307,7 @@ class WorkloadValues:
         """Worths of the touched sessions' owners and of the anchors; the owners concerned."""
         self.is_stale = False
         touched, self._touched = list(self._touched), set()
-        owners = [owner for session in touched for owner in session.owners.values()]
+        owners = [owner for session in touched for owner in session.owners]
         tables = self.tables
         if tables is None or settings.policy != "reach":
             for owner in owners:
@@ -312,13 +336,17 @@ class WorkloadValues:
         for session, term, worths in zip(sessions, terms, values, strict=True):
             session.term = term
             values_of = self._by_agent(session, worths, tables)
-            for agent, owner in session.owners.items():
+            for agent, threads in session.threads.items():
                 worth = values_of[agent]
-                owner.worth = worth * self.reuse(agent) if learn_reuse else worth
+                if learn_reuse:
+                    worth *= self.reuse(agent)
+                again = float(tables.first[tables.index(agent), tables.index(agent)])
+                for thread, factor in zip(threads.items, self.thread_factors(agent, again), strict=False):
+                    thread.owner.worth = worth * factor
 
     def _by_agent(self, session: Session, worths: NDArray[np.float64], tables: ReachTables) -> dict[str, float]:
         """Worth of each agent that the session has used; those without a slot share OTHER's evenly."""
-        positions = {agent: tables.index(agent) for agent in session.owners}
+        positions = {agent: tables.index(agent) for agent in session.threads}
         others = [agent for agent, i in positions.items() if tables.agents[i] != agent]
         self._forget_others(session)
         if others:

@@ -24,6 +24,7 @@ from replicas.owner_values import (
     WorkloadValues,
 )
 from replicas.sharing import AgentKey, SharedPrefix, SharedPrefixes
+from replicas.threads import MAX_THREADS, Thread, Threads
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, ReachTables
 
@@ -103,16 +104,14 @@ class OwnerDirectory:
     def _claim(self, request_id: str, tag: OwnerTag, block_hashes: Sequence[bytes]) -> Claim:
         session = self._session(tag)
         agent = (tag.workload, tag.agent)
-        rest = session.owners.get(tag.agent)
-        if rest is None:
-            rest = self._session_owner(session, tag.agent)
         session.moved_to(tag.agent, self._clock())
         session.active += 1
-        session.workload.touch(session)
         self._quiet = False
         seen = min(session.workload.sessions_of.get(tag.agent, 0), MAX_AGENT_SESSIONS_COUNTED)
         least = max(2, seen // LEAST_SHARE)
         prefix = self._prefixes.see(block_hashes, agent, f"{tag.workload}/{tag.session}", least)
+        rest = self._thread_owner(session, tag.agent, block_hashes, prefix)
+        session.workload.touch(session)
         session.workload.observe_reuse(tag.agent, rest, prefix)
         claim = Claim(request_id, tag, rest)
         claim.agent = agent
@@ -169,17 +168,27 @@ class OwnerDirectory:
         self._sessions.move_to_end(key)
         return session
 
-    def _session_owner(self, session: Session, agent: str) -> BlockOwner:
-        """A new owner; a session's agents beyond the cap share one."""
+    def _thread_owner(self, session: Session, agent: str, hashes: Sequence[bytes], prefix: SharedPrefix) -> BlockOwner:
+        """The owner of what follows the shared prefix; a session's agents beyond the cap share one place."""
         workload = session.workload
-        if len(session.owners) >= self.settings.max_agents_per_session:
+        known = agent in session.threads
+        if not known and len(session.threads) >= self.settings.max_agents_per_session:
             agent = OTHER
-            if agent in session.owners:
-                return session.owners[agent]
-        owner = BlockOwner(SESSION, ((workload.name, agent),))
-        session.owners[agent] = owner
-        workload.count_session(agent)
-        return owner
+            known = agent in session.threads
+        threads = session.threads.setdefault(agent, Threads())
+        rank = threads.find(hashes, prefix.num_blocks)
+        room = workload.observe_thread(agent, rank) if known else MAX_THREADS
+        if not known:
+            workload.count_session(agent)
+        if rank is None:
+            thread = Thread(BlockOwner(SESSION, ((workload.name, agent),)))
+        else:
+            thread = threads.items.pop(rank)
+        thread.begins(hashes, prefix.num_blocks)
+        threads.items.insert(0, thread)
+        while len(threads.items) > room:
+            self._retire(threads.items.pop().owner)
+        return thread.owner
 
     def _shared_owner(self, agents: tuple[AgentKey, ...]) -> BlockOwner:
         """The owner of blocks that these agents share; at the cap the least recent one ends."""
@@ -201,7 +210,7 @@ class OwnerDirectory:
         self._sessions.pop((session.workload.name, session.id), None)
         session.workload.remove(session)
         self._quiet = False
-        for owner in session.owners.values():
+        for owner in session.owners:
             self._retire(owner)
 
     def _retire(self, owner: BlockOwner) -> None:
@@ -231,7 +240,7 @@ class OwnerDirectory:
         self._next_tick_s = 0.0
         self._touched.update(self._shared.values())
         for session in self._sessions.values():
-            self._touched.update(session.owners.values())
+            self._touched.update(session.owners)
 
     # --- values -------------------------------------------------------------------------------------
 
@@ -324,5 +333,6 @@ class OwnerDirectory:
         assert len(self._shared) <= settings.max_shared_owners
         assert sum(len(w.sessions) for w in self._workloads.values()) == len(self._sessions)
         for session in self._sessions.values():
-            assert len(session.owners) <= settings.max_agents_per_session + 1
-            assert all(owner.listed for owner in session.owners.values())
+            assert len(session.threads) <= settings.max_agents_per_session + 1
+            assert all(len(threads.items) <= MAX_THREADS for threads in session.threads.values())
+            assert all(owner.listed for owner in session.owners)

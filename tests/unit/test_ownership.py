@@ -217,7 +217,7 @@ def test_what_a_harness_rewrites_each_time_is_not_kept_for_it(directory: OwnerDi
         agent = "ab"[turn % 2]
         kept = one_request(directory, f"h{turn}", agent, "history", (f"h{agent}", turn + 1))
     directory.end("w", "history")
-    assert kept.session is not None and kept.session.workload.reuse("a") > 0.9
+    assert kept.session is not None and kept.session.workload.thread_factors("a", 0.5)[0] > 0.9
     for turn in range(1, 200):
         agent = "ab"[turn % 2]
         waiting = directory.arrive(f"f{turn}", tag(agent, "fresh"), hashes((f"f{turn}", 5)))
@@ -225,8 +225,8 @@ def test_what_a_harness_rewrites_each_time_is_not_kept_for_it(directory: OwnerDi
         directory.started(f"f{turn}")
         directory.finished(f"f{turn}")
     directory.changed()
-    assert waiting.session is not None and waiting.session.workload.reuse("a") < 0.2
-    assert max(owner.value for owner in waiting.session.owners.values()) < 0.2
+    assert waiting.session is not None and waiting.session.workload.thread_factors("a", 0.5)[0] < 0.2
+    assert max(owner.value for owner in waiting.session.owners) < 0.2
 
 
 def test_without_tables_nothing_is_worth_anything(directory: OwnerDirectory) -> None:
