@@ -28,11 +28,6 @@ from replicas.threads import MAX_THREADS, Thread, Threads
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, ReachTables
 
-MAX_AGENT_SESSIONS_COUNTED = 128
-LEAST_SHARE = 8
-"""A prefix is an agent's anchor if at least 1 in 8 of its sessions (2 at least) have it: what two runs of
-one task have in common is no anchor once many sessions have been seen."""
-
 
 class OwnerDirectory:
     """Sessions, owners and values of one replica. Not thread-safe: it lives in the engine's loop.
@@ -107,9 +102,8 @@ class OwnerDirectory:
         session.moved_to(tag.agent, self._clock())
         session.active += 1
         self._quiet = False
-        seen = min(session.workload.sessions_of.get(tag.agent, 0), MAX_AGENT_SESSIONS_COUNTED)
-        least = max(2, seen // LEAST_SHARE)
-        prefix = self._prefixes.see(block_hashes, agent, f"{tag.workload}/{tag.session}", least)
+        agent_sessions = session.workload.sessions_of.get(tag.agent, 0)
+        prefix = self._prefixes.see(block_hashes, agent, f"{tag.workload}/{tag.session}", agent_sessions)
         rest = self._thread_owner(session, tag.agent, block_hashes, prefix)
         session.workload.touch(session)
         session.workload.observe_reuse(tag.agent, rest, prefix)
@@ -180,10 +174,8 @@ class OwnerDirectory:
         room = workload.observe_thread(agent, rank) if known else MAX_THREADS
         if not known:
             workload.count_session(agent)
-        if rank is None:
-            thread = Thread(BlockOwner(SESSION, ((workload.name, agent),)))
-        else:
-            thread = threads.items.pop(rank)
+        new = BlockOwner(SESSION, ((workload.name, agent),))
+        thread = Thread(new) if rank is None else threads.items.pop(rank)
         thread.begins(hashes, prefix.num_blocks)
         threads.items.insert(0, thread)
         while len(threads.items) > room:

@@ -26,17 +26,41 @@ MAX_SHARERS = 4
 DIGEST_BYTES = 8
 SESSION_BITS = 64
 
+LEAST_SHARE = 8
+"""A prefix is an agent's anchor if at least 1 in 8 of its sessions (2 at least) have it: what two runs of
+one task have in common is no anchor once many sessions have been seen."""
+
+MAX_SESSIONS_COUNTED = 128
+
 
 class _Prefix:
-    """One prefix: who sent it first, a bit for each other session's hash, the agents, what was said."""
+    """One prefix: who sent it first, a bit for each other session's hash, the agents, what was said.
 
-    __slots__ = ("agents", "first_session", "others", "told")
+    `births`: how many sessions each of the agents had had when it first sent this prefix. A prompt that is
+    new to an old agent is measured against the sessions since.
+    """
 
-    def __init__(self, session: str, agent: AgentKey) -> None:
+    __slots__ = ("agents", "births", "first_session", "others", "told")
+
+    def __init__(self, session: str, agent: AgentKey, agent_sessions: int) -> None:
         self.first_session = session
         self.others = 0
         self.agents: tuple[AgentKey, ...] = (agent,)
+        self.births: tuple[int, ...] = (agent_sessions,)
         self.told: tuple[AgentKey, ...] = ()
+
+    def join(self, session: str, agent: AgentKey, agent_sessions: int) -> None:
+        if session != self.first_session:
+            self.others |= 1 << (zlib.crc32(session.encode()) % SESSION_BITS)
+        if agent not in self.agents and len(self.agents) < MAX_SHARERS:
+            joined = sorted([*zip(self.agents, self.births, strict=True), (agent, agent_sessions)])
+            self.agents = tuple(member for member, _ in joined)
+            self.births = tuple(birth for _, birth in joined)
+
+    def is_shared(self, agent: AgentKey, agent_sessions: int) -> bool:
+        born = self.births[self.agents.index(agent)] if agent in self.agents else 0
+        since = min(agent_sessions - born, MAX_SESSIONS_COUNTED)
+        return self.others.bit_count() + 1 >= max(2, since // LEAST_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +93,13 @@ class SharedPrefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def see(self, hashes: Sequence[bytes], agent: AgentKey, session: str, least_sessions: int = 2) -> SharedPrefix:
-        """Note a prompt; its shared part is the leading run seen from at least `least_sessions`.
+    def see(self, hashes: Sequence[bytes], agent: AgentKey, session: str, agent_sessions: int = 0) -> SharedPrefix:
+        """Note a prompt; its shared part is the leading run seen from enough sessions (LEAST_SHARE).
 
-        Sessions are told apart exactly up to two and by a 64-bit sketch beyond, which counts low.
+        `agent_sessions`: sessions of this agent so far, never fewer than before. Sessions with a prefix are
+        told apart exactly up to two and by a 64-bit sketch beyond, which counts low.
         """
         prefixes = self._prefixes
-        bit = 1 << (zlib.crc32(session.encode()) % SESSION_BITS)
         runs: list[tuple[int, tuple[AgentKey, ...]]] = []
         moved: list[int] = []
         leading = True
@@ -84,16 +108,13 @@ class SharedPrefixes:
             digest = block_hash[:DIGEST_BYTES]
             prefix = prefixes.get(digest)
             if prefix is None:
-                prefixes[digest] = _Prefix(session, agent)
+                prefixes[digest] = _Prefix(session, agent, agent_sessions)
                 leading = False
                 continue
             known = i + 1
             prefixes.move_to_end(digest)
-            if session != prefix.first_session:
-                prefix.others |= bit
-            if agent not in prefix.agents and len(prefix.agents) < MAX_SHARERS:
-                prefix.agents = tuple(sorted((*prefix.agents, agent)))
-            leading = leading and prefix.others.bit_count() + 1 >= least_sessions
+            prefix.join(session, agent, agent_sessions)
+            leading = leading and prefix.is_shared(agent, agent_sessions)
             if not leading:
                 continue
             if runs and runs[-1][1] == prefix.agents:
