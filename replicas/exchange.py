@@ -14,10 +14,10 @@ from replicas.anchors import AnchorStore
 from replicas.clock import Clock
 from replicas.engine_feed import EngineFeed
 from replicas.engine_port import EngineState
-from replicas.events import EventBuffer
 from replicas.metrics import ReplicaStats
 from replicas.settings import ExchangeSettings
 from runtime_actor.errors import MessageError, RuntimeUnavailable
+from runtime_actor.event_buffer import EventBuffer
 from runtime_actor.messages import (
     AnchorRecorded,
     ExchangeReply,

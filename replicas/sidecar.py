@@ -15,7 +15,6 @@ from replicas.anchors import AnchorStore
 from replicas.clock import Clock, SystemClock
 from replicas.engine_feed import EngineFeed
 from replicas.engine_port import EnginePort
-from replicas.events import EventBuffer
 from replicas.exchange import ActorCall, ExchangeLoop, ReplicaName
 from replicas.metrics import MetricsPublisher, ReplicaStats
 from replicas.prefetch import Load, Outcome
@@ -24,6 +23,7 @@ from replicas.requests import ABORT, RequestLedger, RequestRecord
 from replicas.settings import ReplicaSettings
 from replicas.tracked_response import tracked_response
 from replicas.watchdog import EngineWatchdog, end_process
+from runtime_actor.event_buffer import EventBuffer
 from runtime_actor.messages import PrefetchFinished, RequestFinished
 
 logger = logging.getLogger(__name__)

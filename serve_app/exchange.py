@@ -5,19 +5,24 @@ While the actor is away events are kept (bounded) and routing goes on with the l
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 from runtime_actor.errors import MessageError, RuntimeUnavailable
+from runtime_actor.event_buffer import EventBuffer
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, Message
 from runtime_actor.tables import ReachTables
-from serve_app.events import MAX_EVENTS, EventBuffer
 from serve_app.routing_state import RoutingState
 
 logger = logging.getLogger("ray.serve")
 
 BATCH_EVENTS = 512
+MAX_EVENTS = 4096
+"""About a minute of a busy gateway; the actor away for longer costs the oldest events."""
+
+MAX_BYTES = 16 << 20
 MIN_GAP_S = 0.1
 MAX_GAP_S = 5.0
 AWAY_RETRY_S = 1.0
@@ -30,14 +35,14 @@ class GatewayExchange:
     """Lives on one event loop; `start` is idempotent and restarts a loop that ended."""
 
     def __init__(self, caller: str, call: ActorCall, routing: RoutingState) -> None:
-        self.buffer = EventBuffer(caller)
+        self.buffer = EventBuffer(max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
+        self._numbers = itertools.count()
         self._caller = caller
         self._call = call
         self._routing = routing
         self._epoch = 0
         self._version = 0
         self._min_gap_s = MIN_GAP_S
-        self._wake = asyncio.Event()
         self._one_call = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.away = False
@@ -48,13 +53,16 @@ class GatewayExchange:
         """Seconds since the actor last answered; infinite before its first answer."""
         return time.monotonic() - self.answered_s
 
+    def next_event_id(self) -> str:
+        """Unique over all gateways and their restarts, if the caller's name is."""
+        return f"{self._caller}:{next(self._numbers)}"
+
     def start(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def add(self, event: Message) -> None:
         self.buffer.add(event)
-        self._wake.set()
 
     async def flush(self) -> None:
         """Deliver what is buffered now, so that a caller sees its own requests. Raises RuntimeUnavailable."""
@@ -65,7 +73,6 @@ class GatewayExchange:
 
     async def _run(self) -> None:
         while True:
-            self._wake.clear()
             try:
                 pause_s = await self._step()
             except RuntimeUnavailable as error:
@@ -85,7 +92,7 @@ class GatewayExchange:
         """Not `wait_for`: on Python 3.11 it can swallow a cancellation that comes together with the event."""
         try:
             async with asyncio.timeout(limit_s):
-                await self._wake.wait()
+                await self.buffer.filled.wait()
         except TimeoutError:
             return
 

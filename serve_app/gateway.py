@@ -199,7 +199,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
             )
         self._exchange.add(
             RequestArrived(
-                event_id=self._exchange.buffer.next_id(),
+                event_id=self._exchange.next_event_id(),
                 t_s=flight.arrived_s,
                 tenant=identity.tenant,
                 workload=identity.workload,
@@ -246,7 +246,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
 
     def _end_session(self, tenant: str, workload: str, session: str) -> None:
         self._routing.end_session(workload, session)
-        self._exchange.add(SessionEnded(self._exchange.buffer.next_id(), time.time(), tenant, workload, session))
+        self._exchange.add(SessionEnded(self._exchange.next_event_id(), time.time(), tenant, workload, session))
 
     # --- small things ------------------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ class RuntimeEndpoints:
         if declared is None:
             raise bad_request(f"`{path}session_id` is required.", f"{path}session_id", "invalid_value")
         session = self._identities.session_id(caller.tenant, declared)
-        event_id = self._exchange.buffer.next_id()
+        event_id = self._exchange.next_event_id()
         if kind == "session_ended":
             return SessionEnded(event_id, time.time(), caller.tenant, caller.tenant, session)
         return ToolReturned(

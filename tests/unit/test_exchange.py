@@ -9,10 +9,10 @@ from replicas.anchors import Anchor, AnchorStore
 from replicas.clock import SystemClock
 from replicas.engine_feed import EngineFeed
 from replicas.engine_port import EngineState, HandDown
-from replicas.events import EventBuffer
 from replicas.exchange import ExchangeLoop, ReplicaName
 from replicas.metrics import ReplicaStats
 from replicas.settings import ExchangeSettings
+from runtime_actor.event_buffer import EventBuffer
 from runtime_actor.messages import PrefetchAction, ReplicaReport, SessionEnded
 from tests.unit.replica_fakes import FakeActor, FakeClock, FakePort, make_action, make_reply
 

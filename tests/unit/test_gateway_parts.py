@@ -13,7 +13,6 @@ from runtime_actor.errors import MessageError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, SessionEnded
 from serve_app.config import ApiKey
 from serve_app.errors import ApiError
-from serve_app.events import EventBuffer
 from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission
 from serve_app.routing_state import RoutingState
@@ -64,17 +63,6 @@ def test_without_keys_this_machine_operates(host: str) -> None:
 @pytest.mark.parametrize("host", ["evil.example:8000", "", "10.0.0.1"])
 def test_a_name_that_was_made_to_point_here_does_not_operate(host: str) -> None:
     assert not Tenants([]).caller({"host": host}, "127.0.0.1").is_operator
-
-
-def test_buffer_keeps_order_and_drops_the_oldest() -> None:
-    buffer = EventBuffer("g", max_events=3)
-    for n in range(5):
-        buffer.add(ended(str(n)))
-    assert buffer.dropped == 2
-    taken = buffer.take(2)
-    buffer.put_back(taken)
-    assert [event.event_id for event in buffer.take(9)] == ["2", "3", "4"]  # type: ignore[attr-defined]
-    assert buffer.next_id() != buffer.next_id()
 
 
 class FakeActor:

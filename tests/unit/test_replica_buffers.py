@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicas.anchors import Anchor, AnchorStore, decode_token_ids
-from replicas.events import EventBuffer
 from replicas.settings import ReplicaSettings
 from runtime_actor.errors import ConfigurationError, MessageError
+from runtime_actor.event_buffer import EventBuffer
 from runtime_actor.messages import SessionEnded
 
 

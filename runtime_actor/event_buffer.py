@@ -1,4 +1,4 @@
-"""The bounded buffer between the request path and the exchange loop."""
+"""The bounded buffer between a request path and the loop that exchanges with the actor."""
 
 from __future__ import annotations
 
