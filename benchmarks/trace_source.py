@@ -79,7 +79,7 @@ def _folders(source: Path) -> dict[str, Path]:
 def _groups(folder: Path) -> dict[str, str]:
     """session -> "framework-benchmark", each shortened to its first word."""
     groups = {}
-    for _, record in _records(folder / "sessions.jsonl"):
+    for _, record in read_records(folder / "sessions.jsonl"):
         words = (str(record.get(key) or "unknown").split()[0] for key in ("framework", "benchmark"))
         groups[str(record.get("session"))] = "-".join(words)
     return groups
@@ -90,7 +90,7 @@ def _read(folder: Path) -> list[Recording]:
     anchors = _anchor_tokens(folder / "systems.jsonl")
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     path = folder / "steps.jsonl"
-    for number, record in _records(path):
+    for number, record in read_records(path):
         for field, allowed in (("session", str), ("agent", str), ("llm", bool)):
             if not isinstance(record.get(field), allowed):
                 raise TraceError(f"{path}, line {number}, field {field}: expected {allowed.__name__}")
@@ -141,7 +141,7 @@ def _steps(records: list[dict[str, Any]], anchors: dict[str, int]) -> tuple[Step
 def _anchor_tokens(path: Path) -> dict[str, int]:
     """System prompt -> tokens that repeat; a template's `static_prefix_tokens` where one is given."""
     tokens = {}
-    for _, record in _records(path) if path.is_file() else ():
+    for _, record in read_records(path) if path.is_file() else ():
         static = record.get("static_prefix_tokens", record.get("tokens"))
         tokens[str(record.get("system_id"))] = int(static or 0)
     return tokens
@@ -156,7 +156,7 @@ def _qualified(recording: Recording) -> Recording:
     return Recording(recording.session, recording.group, steps)
 
 
-def _records(path: Path) -> list[tuple[int, dict[str, Any]]]:
+def read_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
     records = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
