@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.identity_source import Call, Talk, load_talks
 from benchmarks.trace_format import TraceError
-from serve_app.identity import IdentityResolver
+from serve_app.identity import IdentityResolver, Resolved
 
 SECRET = b"benchmark"
 LONG_TURNS = 64
@@ -97,11 +97,15 @@ def interleaved(talks: Sequence[Talk], concurrency: int, seed: int) -> list[tupl
 def run_set(name: str, talks: Sequence[Talk], concurrency: int, seed: int) -> Result:
     resolver = IdentityResolver(SECRET)
     agents, sessions, agent_labels, session_labels, times_us = [], [], [], [], []
+    unanswered: dict[str, tuple[Resolved, str]] = {}
     for session, call, _ in interleaved(talks, concurrency, seed):
+        if session in unanswered:
+            resolver.answered(*unanswered.pop(session))
         started_ns = time.perf_counter_ns()
         resolved = resolver.resolve("tenant", {}, call.body)
         resolver.accept(resolved)
         times_us.append((time.perf_counter_ns() - started_ns) / 1e3)
+        unanswered[session] = resolved, call.answer
         agents.append(resolved.identity.agent)
         sessions.append(resolved.identity.session)
         agent_labels.append(call.agent)

@@ -16,6 +16,7 @@ continues that session. Rules that keep strangers apart:
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,11 +48,15 @@ class End:
 
 @dataclass(slots=True)
 class Claim:
-    """One request's hold on the end that it continues; `record` or `release` it exactly once."""
+    """One request's hold on the end that it continues; `record` or `release` it exactly once.
+
+    `known_messages`: how many leading messages that end stands for.
+    """
 
     session: str | None
     key: bytes | None
     end: End | None = None
+    known_messages: int = 0
     settled: bool = field(default=False)
 
 
@@ -65,21 +70,29 @@ class ConversationIndex:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def match(self, tenant: str, agent: str, messages: list[dict[str, Any]]) -> Claim:
-        """The session this history continues, or None; holds its end until `record` or `release`."""
+    def match(
+        self,
+        tenant: str,
+        agent: str,
+        messages: list[dict[str, Any]],
+        votes: Callable[[], dict[str, int]] = dict,
+    ) -> Claim:
+        """The session this history continues, or None; holds its end until `record` or `release`.
+
+        `votes` (session -> weight) is asked when the history alone doesn't decide.
+        """
         keys, has_assistant = history_keys(tenant, messages)
-        if not keys:
-            return Claim(None, None)
         for index in range(len(keys) - 1, -1, -1):
             if index == len(keys) - 1 and not has_assistant:
                 continue
             ends = self._ends.get(keys[index])
             if ends:
                 self._ends.move_to_end(keys[index])
-                end = _choose(ends, agent)
+                end = _choose(ends, agent, votes)
                 end.claims += 1
-                return Claim(end.session, keys[-1], end)
-        return Claim(None, keys[-1])
+                return Claim(end.session, keys[-1], end, len(messages) - len(keys) + index + 1)
+        weights = votes()
+        return Claim(max(weights, key=weights.__getitem__, default=None), keys[-1] if keys else None)
 
     def record(self, claim: Claim, session: str, agent: str) -> None:
         """The request was accepted: its own history is now an end of `session`."""
@@ -105,7 +118,12 @@ class ConversationIndex:
                 claim.end.claims -= 1
 
 
-def _choose(ends: list[End], agent: str) -> End:
+def _choose(ends: list[End], agent: str, votes: Callable[[], dict[str, int]]) -> End:
+    if len(ends) > 1 and len({end.session for end in ends}) > 1:
+        weights = votes()
+        best = max(ends, key=lambda end: weights.get(end.session, 0))
+        if best.session in weights:
+            ends = [end for end in ends if end.session == best.session]
     still_open = [end for end in ends if end.is_open]
     for end in still_open:
         if end.agent == agent:

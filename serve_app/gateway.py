@@ -8,7 +8,7 @@ What is refused on the way leaves nothing behind: no agent, no session, no event
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray import serve
@@ -21,6 +21,7 @@ from replicas.internal_port import bind_to_node_address
 from runtime_actor.client import RuntimeClient
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
 from serve_app import preparation, routing_state
+from serve_app.answers import AnswerText
 from serve_app.conversations import ConversationIndex
 from serve_app.engine_api import (
     DetokenizeRequest,
@@ -56,6 +57,7 @@ class Flight:
     exchange: Exchange | None = None
     accepted: RequestAccepted | None = None
     announced: bool = False
+    answer: AnswerText = field(default_factory=AnswerText)
 
 
 class Gateway(RuntimeEndpoints, OpenAiIngress):
@@ -216,9 +218,10 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
             flight.report.note("max_tokens", CLIPPED)
         headers = self._headers(flight)
         if stream:
-            return EventStream(exchange.stream(opened), headers, lambda: self._finish(flight))
+            return EventStream(flight.answer.heard(exchange.stream(opened)), headers, lambda: self._finish(flight))
         exchange.call = None
         content = opened.first.model_dump()
+        flight.answer.add_response(content)
         usage = content.get("usage")
         if isinstance(usage, dict):
             complete_usage(usage, flight.accepted.cached_tokens if flight.accepted else 0)
@@ -241,6 +244,8 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
             flight.exchange.close()
         flight.slot.free()
         identity = flight.identity
+        if flight.announced:
+            self._identities.answered(flight.resolved, str(flight.answer))
         if identity.ends_session and flight.announced:
             self._end_session(identity.tenant, identity.workload, identity.session)
 

@@ -23,11 +23,12 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.canonical import CanonicalDigests, canonical_json, leading_system_text, strip_billing
 from serve_app.conversations import Claim, ConversationIndex
+from serve_app.quotes import Line, QuoteIndex, lines_of_answer, lines_of_messages
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
 SESSION_FIELDS = (
@@ -76,6 +77,7 @@ class Resolved:
 
     identity: Identity
     claim: Claim | None
+    lines: list[Line] = field(default_factory=list)
 
 
 class IdentityResolver:
@@ -85,11 +87,12 @@ class IdentityResolver:
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"agent-runtime-id").digest()
         self._digests = CanonicalDigests()
         self.conversations = conversations or ConversationIndex()
+        self.quotes = QuoteIndex()
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
         """`headers` as of `fold_headers`; `body` is the parsed and validated JSON object."""
         agent, agent_source, label = self._agent(tenant, headers, body)
-        session, session_source, claim = self._session(tenant, agent, headers, body)
+        session, session_source, claim, lines = self._session(tenant, agent, headers, body)
         return Resolved(
             Identity(
                 tenant=tenant,
@@ -103,13 +106,20 @@ class IdentityResolver:
                 ends_session=_is_final(headers, body),
             ),
             claim,
+            lines,
         )
 
     def accept(self, resolved: Resolved) -> None:
         """Remember the conversation: only now that an engine took the request."""
-        if resolved.claim is not None:
+        if resolved.claim is not None and not resolved.claim.settled:
             identity = resolved.identity
             self.conversations.record(resolved.claim, identity.session, identity.agent)
+            self.quotes.note(resolved.lines, identity.session, identity.agent)
+
+    def answered(self, resolved: Resolved, text: str) -> None:
+        """Remember what an accepted request was answered: other agents of its session may repeat it."""
+        if resolved.claim is not None and text:
+            self.quotes.note_answer(lines_of_answer(resolved.identity.tenant, text), resolved.identity.session)
 
     def refuse(self, resolved: Resolved) -> None:
         if resolved.claim is not None:
@@ -134,17 +144,20 @@ class IdentityResolver:
 
     def _session(
         self, tenant: str, agent: str, headers: Mapping[str, str], body: Mapping[str, Any]
-    ) -> tuple[str, str, Claim | None]:
+    ) -> tuple[str, str, Claim | None, list[Line]]:
         declared, source = _declared(headers, body, SESSION_HEADERS, SESSION_FIELDS)
         if declared is not None:
-            return self.session_id(tenant, declared), source, None
-        claim = None
+            return self.session_id(tenant, declared), source, None, []
         messages = body.get("messages")
-        if isinstance(messages, list):
-            claim = self.conversations.match(tenant, agent, messages)
-            if claim.session is not None:
-                return claim.session, "content", claim
-        return self._id("s", tenant, secrets.token_bytes(16)), "new", claim
+        if not isinstance(messages, list):
+            return self._id("s", tenant, secrets.token_bytes(16)), "new", None, []
+        claim = self.conversations.match(
+            tenant, agent, messages, lambda: self.quotes.vote(lines_of_messages(tenant, messages), agent)
+        )
+        lines = lines_of_messages(tenant, messages[claim.known_messages :])
+        if claim.session is not None:
+            return claim.session, "content", claim, lines
+        return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines
 
     def _id(self, prefix: str, tenant: str, content: bytes) -> str:
         name = tenant.encode()

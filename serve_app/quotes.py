@@ -1,0 +1,149 @@
+"""Which session a prompt belongs to by what it repeats (pure, bounded).
+
+Frameworks that write each prompt anew break the chain of histories, yet a team's prompts repeat its own
+texts: an agent is handed what another one answered, or the task that another one was given. Lines are
+remembered with the session they came from. A line says something as long as one session alone has it, and
+
+- an answer of that session holds it: nobody else has seen that text; or
+- another agent of that session sent it and this one never did, and this agent is known from other sessions:
+  what an agent always says is its framework's text and is common by then, what is left is the task.
+
+A first-time agent never joins by text it was given: two strangers may use one framework's wording.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.canonical import text_of
+
+MAX_LINES = 65_536
+"""Lines remembered for all tenants; the one not seen for longest is forgotten first."""
+
+MAX_AGENTS = 4096
+"""Agents remembered with the session they were first seen in."""
+
+MAX_LINES_PER_TEXT = 256
+"""Lines of one prompt or answer that are looked at, from both ends of the conversation."""
+
+MAX_TEXT_CHARS = 16_384
+"""Characters of one message that are looked at, half from either end."""
+
+LEAST_LINE_CHARS = 24
+LEAST_EVIDENCE_CHARS = 48
+ANSWER_WEIGHT = 4
+MAX_SENDERS = 4
+
+_MARKS = " \t\r*-#>`.:0123456789()[]"
+"""Stripped from both ends of a line: lists are numbered anew when they are quoted."""
+
+_ADDRESS = "You are "
+"""How a role that one agent describes is handed to another."""
+
+Line = tuple[int, int]
+"""(key, characters)."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Where a line was seen: its one session, the agents that sent it, whether it was an answer's."""
+
+    session: str
+    senders: tuple[str, ...] = ()
+    answered: bool = False
+    is_common: bool = False
+
+
+class QuoteIndex:
+    """Lines of prompts and answers -> session; the tenant is part of each key."""
+
+    def __init__(self, max_lines: int = MAX_LINES, max_agents: int = MAX_AGENTS) -> None:
+        self._max_lines = max_lines
+        self._max_agents = max_agents
+        self._lines: OrderedDict[int, _Seen] = OrderedDict()
+        self._homes: OrderedDict[str, str | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def vote(self, lines: Iterable[Line], agent: str) -> dict[str, int]:
+        """Session -> weight of the evidence for it; sessions with too little are left out."""
+        votes: dict[str, int] = {}
+        home = self._homes.get(agent, "")
+        for key, size in lines:
+            seen = self._lines.get(key)
+            if seen is None or seen.is_common:
+                continue
+            if seen.answered:
+                votes[seen.session] = votes.get(seen.session, 0) + ANSWER_WEIGHT * size
+            elif home is None and agent not in seen.senders:
+                votes[seen.session] = votes.get(seen.session, 0) + size
+        return {session: weight for session, weight in votes.items() if weight >= LEAST_EVIDENCE_CHARS}
+
+    def note(self, lines: Iterable[Line], session: str, agent: str) -> None:
+        """A request with these lines was accepted as part of `session`."""
+        if self._homes.setdefault(agent, session) != session:
+            self._homes[agent] = None
+        self._homes.move_to_end(agent)
+        if len(self._homes) > self._max_agents:
+            self._homes.popitem(last=False)
+        for key, _ in lines:
+            seen = self._at(key, session)
+            if agent not in seen.senders and len(seen.senders) < MAX_SENDERS:
+                seen.senders = (*seen.senders, agent)
+        self._forget()
+
+    def note_answer(self, lines: Iterable[Line], session: str) -> None:
+        for key, _ in lines:
+            seen = self._at(key, session)
+            seen.answered = seen.answered or not seen.senders
+        self._forget()
+
+    def _at(self, key: int, session: str) -> _Seen:
+        seen = self._lines.get(key)
+        if seen is None:
+            seen = self._lines[key] = _Seen(session)
+        elif seen.session != session:
+            seen.is_common = True
+        self._lines.move_to_end(key)
+        return seen
+
+    def _forget(self) -> None:
+        while len(self._lines) > self._max_lines:
+            self._lines.popitem(last=False)
+
+
+def lines_of_messages(tenant: str, messages: Sequence[dict[str, Any]]) -> list[Line]:
+    """Distinct lines worth comparing; the newest and the oldest messages come first."""
+    return _lines(tenant, (text_of(message.get("content")) for message in _from_both_ends(messages)))
+
+
+def lines_of_answer(tenant: str, text: str) -> list[Line]:
+    return _lines(tenant, (text,))
+
+
+def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    low, high = 0, len(messages) - 1
+    while low <= high:
+        yield messages[high]
+        if low < high:
+            yield messages[low]
+        low, high = low + 1, high - 1
+
+
+def _lines(tenant: str, texts: Iterable[str]) -> list[Line]:
+    """Keys are the interpreter's own string hashes: they never leave the process."""
+    found: dict[int, int] = {}
+    for text in texts:
+        if len(text) > MAX_TEXT_CHARS:
+            text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
+        for line in text.replace(". ", "\n").replace(": ", "\n").split("\n"):
+            if len(line) < LEAST_LINE_CHARS:
+                continue
+            bare = line.strip(_MARKS).removeprefix(_ADDRESS)
+            if len(bare) >= LEAST_LINE_CHARS:
+                found[hash((tenant, bare))] = len(bare)
+                if len(found) >= MAX_LINES_PER_TEXT:
+                    return list(found.items())
+    return list(found.items())
