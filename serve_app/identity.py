@@ -20,15 +20,17 @@ client id of two tenants is two sessions.
 """
 
 import hashlib
+import itertools
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from serve_app.canonical import CanonicalDigests, canonical_json, leading_system_text, strip_billing
+from serve_app.canonical import CanonicalDigests, canonical_json, leading_count, leading_system_text, strip_billing
 from serve_app.conversations import Claim, ConversationIndex
-from serve_app.quotes import Line, QuoteIndex, lines_of_answer, lines_of_messages
+from serve_app.quotes import Line, QuoteIndex, lines_of_answer, lines_of_messages, sentences
+from serve_app.templates import TemplateIndex
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
 SESSION_FIELDS = (
@@ -51,6 +53,9 @@ FINAL_FIELDS = (("nvext", "agent_context", "trajectory_final"),)
 LABEL_CHARS = 48
 PREAMBLE_CHARS = 512
 PREAMBLE_TOKENS = 128
+NEWS_MESSAGES = 2
+"""Last messages of a request with a declared session that are compared with other agents' texts."""
+
 SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
 
 _ABSENT = frozenset({"", "null", "none", "undefined", "nil"})
@@ -71,13 +76,29 @@ class Identity:
     ends_session: bool
 
 
+class _Agent(NamedTuple):
+    """`text` is the digest of a chat's leading system text and tools, where that decided."""
+
+    id: str
+    source: str
+    label: str
+    text: bytes | None = None
+
+    @property
+    def speaker(self) -> str:
+        """Whose histories continue each other: each of a template's prompts has its own."""
+        return self.id if self.text is None else self.text.hex()
+
+
 @dataclass(slots=True)
 class Resolved:
-    """An identity and the claim that must be recorded when the request is accepted, or released."""
+    """An identity and what must be recorded when the request is accepted, or released."""
 
     identity: Identity
+    agent: _Agent
     claim: Claim | None
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Line]
+    accepted: bool = False
 
 
 class IdentityResolver:
@@ -88,38 +109,41 @@ class IdentityResolver:
         self._digests = CanonicalDigests()
         self.conversations = conversations or ConversationIndex()
         self.quotes = QuoteIndex()
+        self.templates = TemplateIndex(self.quotes.is_session_text)
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
         """`headers` as of `fold_headers`; `body` is the parsed and validated JSON object."""
-        agent, agent_source, label = self._agent(tenant, headers, body)
-        session, session_source, claim, lines = self._session(tenant, agent, headers, body)
-        return Resolved(
-            Identity(
-                tenant=tenant,
-                workload=tenant,
-                session=session,
-                agent=agent,
-                label=label,
-                session_source=session_source,
-                agent_source=agent_source,
-                starts_session=session_source == "new",
-                ends_session=_is_final(headers, body),
-            ),
-            claim,
-            lines,
+        agent = self._agent(tenant, headers, body)
+        session, source, claim, lines = self._session(tenant, agent, headers, body)
+        identity = Identity(
+            tenant=tenant,
+            workload=tenant,
+            session=session,
+            agent=agent.id,
+            label=agent.label,
+            session_source=source,
+            agent_source=agent.source,
+            starts_session=source == "new",
+            ends_session=_is_final(headers, body),
         )
+        return Resolved(identity, agent, claim, lines)
 
     def accept(self, resolved: Resolved) -> None:
         """Remember the conversation: only now that an engine took the request."""
-        if resolved.claim is not None and not resolved.claim.settled:
-            identity = resolved.identity
-            self.conversations.record(resolved.claim, identity.session, identity.agent)
-            self.quotes.note(resolved.lines, identity.session, identity.agent)
+        if resolved.accepted or (resolved.claim is not None and resolved.claim.settled):
+            return
+        resolved.accepted = True
+        identity = resolved.identity
+        if resolved.claim is not None:
+            self.conversations.record(resolved.claim, identity.session, resolved.agent.speaker)
+        self.quotes.note(resolved.lines, identity.session, identity.agent, resolved.agent.speaker)
+        self.templates.note(resolved.agent.text, identity.session, identity.agent)
 
     def answered(self, resolved: Resolved, text: str) -> None:
         """Remember what an accepted request was answered: other agents of its session may repeat it."""
-        if resolved.claim is not None and text:
-            self.quotes.note_answer(lines_of_answer(resolved.identity.tenant, text), resolved.identity.session)
+        if resolved.accepted and text:
+            identity = resolved.identity
+            self.quotes.note_answer(lines_of_answer(identity.tenant, text), identity.session)
 
     def refuse(self, resolved: Resolved) -> None:
         if resolved.claim is not None:
@@ -129,35 +153,52 @@ class IdentityResolver:
         """The id of the session that `tenant` calls `declared`; our own ids stand for themselves."""
         return declared if SESSION_ID.match(declared) else self._id("s", tenant, declared.encode())
 
-    def _agent(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, str, str]:
+    def _agent(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> _Agent:
         declared, source = _declared(headers, body, AGENT_HEADERS, AGENT_FIELDS)
         if declared is not None:
-            return self._id("a", tenant, b"declared:" + declared.encode()), source, _label(declared)
+            return _Agent(self._id("a", tenant, b"declared:" + declared.encode()), source, _label(declared))
         messages = body.get("messages")
         if isinstance(messages, list):
-            system = leading_system_text(messages)
-            content = self._digests.of_text(system) + self._digests.of_tools(body.get("tools"))
-            return self._id("a", tenant, b"chat:" + content), "content", _label(strip_billing(system[:4096]))
+            return self._chat_agent(tenant, messages, body.get("tools"))
         preamble, shown = _preamble(body.get("prompt"))
         content = self._digests.of_text(preamble)
-        return self._id("a", tenant, b"text:" + content), "content", _label(shown)
+        return _Agent(self._id("a", tenant, b"text:" + content), "content", _label(shown))
+
+    def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any) -> _Agent:
+        system = leading_system_text(messages)
+        of_tools = self._digests.of_tools(tools)
+        content = self._digests.of_text(system) + of_tools
+        label = _label(strip_billing(system[:4096]))
+        if not system:
+            return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
+        scope = tenant.encode() + b"\0"
+        template = self.templates.name_of(
+            scope + content, scope + of_tools, lambda: sentences(tenant, _opening(messages))
+        )
+        known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
+        return _Agent(self._id("a", tenant, known_as), "content", label, scope + content)
 
     def _session(
-        self, tenant: str, agent: str, headers: Mapping[str, str], body: Mapping[str, Any]
+        self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> tuple[str, str, Claim | None, list[Line]]:
         declared, source = _declared(headers, body, SESSION_HEADERS, SESSION_FIELDS)
-        if declared is not None:
-            return self.session_id(tenant, declared), source, None, []
         messages = body.get("messages")
-        if not isinstance(messages, list):
+        is_chat = isinstance(messages, list)
+        if declared is not None:
+            told = [*_opening(messages), *messages[-NEWS_MESSAGES:]] if is_chat else []
+            return self.session_id(tenant, declared), source, None, lines_of_messages(tenant, told)
+        if not is_chat:
             return self._id("s", tenant, secrets.token_bytes(16)), "new", None, []
-        claim = self.conversations.match(
-            tenant, agent, messages, lambda: self.quotes.vote(lines_of_messages(tenant, messages), agent)
-        )
+        claim = self.conversations.match(tenant, agent.speaker, messages, lambda: self._votes(tenant, agent, messages))
         lines = lines_of_messages(tenant, messages[claim.known_messages :])
         if claim.session is not None:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines
+
+    def _votes(self, tenant: str, agent: _Agent, messages: list[dict[str, Any]]) -> dict[str, int]:
+        count = leading_count(messages)
+        system, conversation = lines_of_messages(tenant, messages[:count]), lines_of_messages(tenant, messages[count:])
+        return self.quotes.vote(conversation, system, agent.id, agent.speaker)
 
     def _id(self, prefix: str, tenant: str, content: bytes) -> str:
         name = tenant.encode()
@@ -211,6 +252,13 @@ def _at(body: Mapping[str, Any], path: tuple[str, ...]) -> Any:
             return None
         value = value.get(part)
     return value
+
+
+def _opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What may hold an agent's role: the leading system text and the first message of a user."""
+    count = leading_count(messages)
+    users = (message for message in messages[count:] if message.get("role") == "user")
+    return [*messages[:count], *itertools.islice(users, 1)]
 
 
 def _is_final(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:

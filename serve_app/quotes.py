@@ -5,13 +5,13 @@ texts: an agent is handed what another one answered, or the task that another on
 remembered with the session they came from. A line says something as long as one session alone has it, and
 
 - an answer of that session holds it: nobody else has seen that text; or
-- another agent of that session sent it and this one never did, and this agent is known from other sessions:
-  what an agent always says is its framework's text and is common by then, what is left is the task.
+- another agent of that session sent it, this one never did, and this agent is known from other sessions: what
+  its framework always says is common by then, what is left is the task.
 
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,21 +67,26 @@ class QuoteIndex:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def vote(self, lines: Iterable[Line], agent: str) -> dict[str, int]:
-        """Session -> weight of the evidence for it; sessions with too little are left out."""
-        votes: dict[str, int] = {}
-        home = self._homes.get(agent, "")
-        for key, size in lines:
-            seen = self._lines.get(key)
-            if seen is None or seen.is_common:
-                continue
-            if seen.answered:
-                votes[seen.session] = votes.get(seen.session, 0) + ANSWER_WEIGHT * size
-            elif home is None and agent not in seen.senders:
-                votes[seen.session] = votes.get(seen.session, 0) + size
+    def vote(self, conversation: Iterable[Line], system: Iterable[Line], agent: str, speaker: str) -> dict[str, int]:
+        """Session -> weight of the evidence for it; sessions with too little are left out.
+
+        `speaker` tells an agent's prompts apart that differ by more than their conversation. What a system text
+        shares with another agent's says nothing: prompts of one make share more than a task.
+        """
+        votes: Counter[str] = Counter()
+        is_known = self._homes.get(agent, "") is None
+        for lines, may_share in ((conversation, is_known), (system, False)):
+            for key, size in lines:
+                seen = self._lines.get(key)
+                if seen is None or seen.is_common:
+                    continue
+                if seen.answered:
+                    votes[seen.session] += ANSWER_WEIGHT * size
+                elif may_share and speaker not in seen.senders:
+                    votes[seen.session] += size
         return {session: weight for session, weight in votes.items() if weight >= LEAST_EVIDENCE_CHARS}
 
-    def note(self, lines: Iterable[Line], session: str, agent: str) -> None:
+    def note(self, lines: Iterable[Line], session: str, agent: str, speaker: str) -> None:
         """A request with these lines was accepted as part of `session`."""
         if self._homes.setdefault(agent, session) != session:
             self._homes[agent] = None
@@ -90,8 +95,8 @@ class QuoteIndex:
             self._homes.popitem(last=False)
         for key, _ in lines:
             seen = self._at(key, session)
-            if agent not in seen.senders and len(seen.senders) < MAX_SENDERS:
-                seen.senders = (*seen.senders, agent)
+            if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
+                seen.senders = (*seen.senders, speaker)
         self._forget()
 
     def note_answer(self, lines: Iterable[Line], session: str) -> None:
@@ -99,6 +104,16 @@ class QuoteIndex:
             seen = self._at(key, session)
             seen.answered = seen.answered or not seen.senders
         self._forget()
+
+    def is_session_text(self, key: int, session: str) -> bool:
+        """Whether `session` alone has this line, and it went from one agent to another there."""
+        seen = self._lines.get(key)
+        return (
+            seen is not None
+            and not seen.is_common
+            and seen.session == session
+            and (seen.answered or len(seen.senders) > 1)
+        )
 
     def _at(self, key: int, session: str) -> _Seen:
         seen = self._lines.get(key)
@@ -116,11 +131,16 @@ class QuoteIndex:
 
 def lines_of_messages(tenant: str, messages: Sequence[dict[str, Any]]) -> list[Line]:
     """Distinct lines worth comparing; the newest and the oldest messages come first."""
-    return _lines(tenant, (text_of(message.get("content")) for message in _from_both_ends(messages)))
+    return _lines(sentences(tenant, messages))
 
 
 def lines_of_answer(tenant: str, text: str) -> list[Line]:
-    return _lines(tenant, (text,))
+    return _lines(_sentences(tenant, (text,)))
+
+
+def sentences(tenant: str, messages: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """Key -> text of what `lines_of_messages` gives."""
+    return _sentences(tenant, (text_of(message.get("content")) for message in _from_both_ends(messages)))
 
 
 def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
@@ -132,9 +152,13 @@ def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, An
         low, high = low + 1, high - 1
 
 
-def _lines(tenant: str, texts: Iterable[str]) -> list[Line]:
+def _lines(found: dict[int, str]) -> list[Line]:
+    return [(key, len(text)) for key, text in found.items()]
+
+
+def _sentences(tenant: str, texts: Iterable[str]) -> dict[int, str]:
     """Keys are the interpreter's own string hashes: they never leave the process."""
-    found: dict[int, int] = {}
+    found: dict[int, str] = {}
     for text in texts:
         if len(text) > MAX_TEXT_CHARS:
             text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
@@ -143,7 +167,7 @@ def _lines(tenant: str, texts: Iterable[str]) -> list[Line]:
                 continue
             bare = line.strip(_MARKS).removeprefix(_ADDRESS)
             if len(bare) >= LEAST_LINE_CHARS:
-                found[hash((tenant, bare))] = len(bare)
+                found[hash((tenant, bare))] = bare
                 if len(found) >= MAX_LINES_PER_TEXT:
-                    return list(found.items())
-    return list(found.items())
+                    return found
+    return found

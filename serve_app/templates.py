@@ -1,0 +1,186 @@
+"""Agents whose system prompt is a template with the task, a person or a run in it (pure, bounded).
+
+By its text such an agent is another one in each session, and nothing learnt of it is ever used. A new system
+text belongs to a template rather than to an agent of its own if it shares sentences with an earlier one and
+
+- all that it lacks of the earlier one is text of that one's session alone, which another agent there was given
+  or answered: the slot holds a task (AgentVerse, DyLAN); or
+- as many as `LEAST_VARIANTS` such texts were each seen in one session, no session had two of them, and one
+  agent talked with all of them: the slot holds a person or a case (a simulated user).
+
+What differs in an ordinary sentence is another agent: its sentence is nobody else's text. Texts that come back in
+further sessions were fixed roles after all: a template with many of them is given up.
+"""
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_TEXTS = 4096
+MAX_SESSIONS = 4096
+MAX_TEXTS_PER_LINE = 16
+MAX_CANDIDATES = 3
+MAX_AGENTS_PER_SESSION = 16
+LEAST_VARIANTS = 5
+LEAST_SHARED_CHARS = 40
+LEAST_SHARE = 0.5
+MOST_RETURNED = 4
+"""At most 1 in so many of a template's texts may come back in another session."""
+
+LEAST_KEPT = 0.7
+"""Of a template's fixed text, what a further prompt must have: some of it may turn out to be a slot."""
+
+
+@dataclass(slots=True, eq=False)
+class Template:
+    """What its texts have in common; the name is that of the first common text and never changes."""
+
+    name: bytes
+    fixed: dict[int, int]
+    texts: int = 2
+    returned: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        return MOST_RETURNED * self.returned > self.texts
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """One system text: its sentences, where it was sent, and the template it belongs to or gave rise to."""
+
+    lines: dict[int, int]
+    scope: bytes
+    session: str | None = None
+    template: Template | None = None
+    founded: Template | None = None
+    is_fixed: bool = False
+
+
+@dataclass(slots=True)
+class _Session:
+    agents: list[str] = field(default_factory=list)
+    texts: list[_Text] = field(default_factory=list)
+
+
+class TemplateIndex:
+    """System texts by digest, and the templates found among them.
+
+    Args:
+        is_session_text: whether a line is known from one session alone, where a second agent was given it.
+    """
+
+    def __init__(self, is_session_text: Callable[[int, str], bool]) -> None:
+        self._is_session_text = is_session_text
+        self._texts: OrderedDict[bytes, _Text] = OrderedDict()
+        self._by_line: OrderedDict[int, list[_Text]] = OrderedDict()
+        self._templates: OrderedDict[bytes, Template] = OrderedDict()
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def name_of(self, digest: bytes, scope: bytes, sentences: Callable[[], dict[int, str]]) -> bytes | None:
+        """The template that a text belongs to. `scope`: only texts of one scope (tenant, tools) are compared."""
+        text = self._texts.get(digest)
+        if text is None:
+            said = sentences()
+            text = self._texts[digest] = _Text({key: len(line) for key, line in said.items()}, scope)
+            text.template = self._template_of(text, said)
+            self._remember(text)
+        self._texts.move_to_end(digest)
+        template = text.template
+        return None if template is None or template.is_given_up else template.name
+
+    def note(self, digest: bytes | None, session: str, agent: str) -> None:
+        """A request of `agent` was accepted in `session`, with the text of that digest."""
+        known = self._sessions.setdefault(session, _Session())
+        self._sessions.move_to_end(session)
+        if agent not in known.agents and len(known.agents) < MAX_AGENTS_PER_SESSION:
+            known.agents.append(agent)
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        text = self._texts.get(digest) if digest is not None else None
+        if text is None or session == text.session:
+            return
+        if text.session is None:
+            text.session = session
+            if len(known.texts) < MAX_AGENTS_PER_SESSION:
+                known.texts.append(text)
+        elif not text.is_fixed:
+            text.is_fixed = True
+            for template in (text.template, text.founded):
+                if template is not None:
+                    template.returned += 1
+
+    def _remember(self, text: _Text) -> None:
+        for key in text.lines:
+            known = self._by_line.setdefault(key, [])
+            known.append(text)
+            del known[:-MAX_TEXTS_PER_LINE]
+            self._by_line.move_to_end(key)
+        while len(self._by_line) > 8 * MAX_TEXTS:
+            self._by_line.popitem(last=False)
+        while len(self._texts) > MAX_TEXTS:
+            self._texts.popitem(last=False)
+
+    def _template_of(self, text: _Text, said: dict[int, str]) -> Template | None:
+        like = self._alike(text)
+        for other in like[:MAX_CANDIDATES]:
+            template = other.template or other.founded
+            if template is not None and not template.is_given_up:
+                if self._fits(text, template):
+                    return template
+            elif not other.is_fixed and self._is_slot(text, other):
+                return _found(said, other)
+        cases = [other for other in like if _share(text, other) >= LEAST_SHARE]
+        return _found(said, cases[0]) if self._are_cases(cases) else None
+
+    def _alike(self, text: _Text) -> list[_Text]:
+        """Texts of the same scope that share sentences with this one, most first."""
+        shared: Counter[_Text] = Counter()
+        for key, size in text.lines.items():
+            for other in self._by_line.get(key, ()):
+                if other.scope == text.scope:
+                    shared[other] += size
+        return [other for other, size in shared.most_common() if size >= LEAST_SHARED_CHARS]
+
+    def _fits(self, text: _Text, template: Template) -> bool:
+        kept = {key: size for key, size in template.fixed.items() if key in text.lines}
+        if sum(kept.values()) < LEAST_KEPT * sum(template.fixed.values()):
+            return False
+        template.fixed = kept
+        template.texts += 1
+        return True
+
+    def _is_slot(self, text: _Text, other: _Text) -> bool:
+        """Whether all that `text` lacks of `other` was its session's own, and shared there."""
+        lacking = [key for key in other.lines if key not in text.lines]
+        session = other.session
+        return bool(lacking) and session is not None and all(self._is_session_text(key, session) for key in lacking)
+
+    def _are_cases(self, texts: list[_Text]) -> bool:
+        """Whether these are one agent's prompts for one case each."""
+        sessions = {text.session for text in texts if text.session is not None}
+        if len(sessions) < LEAST_VARIANTS or MOST_RETURNED * sum(text.is_fixed for text in texts) > len(texts):
+            return False
+        met = [self._sessions[name] for name in sessions if name in self._sessions]
+        if any(sum(text in texts for text in session.texts) > 1 for session in met):
+            return False
+        partners = Counter(agent for session in met for agent in session.agents)
+        return bool(partners) and partners.most_common(1)[0][1] >= LEAST_VARIANTS
+
+
+def _found(said: dict[int, str], other: _Text) -> Template:
+    """The template of two texts; its name depends on their common text alone, so that it outlives this process."""
+    fixed = {key: size for key, size in other.lines.items() if key in said}
+    common = "\n".join(sorted(said[key] for key in fixed))
+    other.founded = Template(hashlib.blake2b(common.encode(), digest_size=16).digest(), fixed)
+    return other.founded
+
+
+def _share(text: _Text, other: _Text) -> float:
+    """How much of the longer text the two have in common."""
+    common = sum(size for key, size in text.lines.items() if key in other.lines)
+    return common / max(sum(text.lines.values()), sum(other.lines.values()), 1)
