@@ -2,7 +2,8 @@
 
 Recorded conversations are sent as plain chat requests through the gateway's own identity code: `--concurrency`
 sessions are live and any of them may speak next; when one ends the next begins. A pair of requests counts as
-found if both got the same id, and as right if both have the same recorded label.
+found if both got the same id, and as right if both have the same recorded label. "By prompt" takes the recorded
+system prompt as the agent's label: what a text can tell where a role has several prompts, or several roles one.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Result:
     requests: int
     agents_found: int
     agents: Pairs
+    agents_by_prompt: Pairs
     sessions_found: int
     session_pairs: Pairs
     mean_us: float
@@ -96,7 +98,8 @@ def interleaved(talks: Sequence[Talk], concurrency: int, seed: int) -> list[tupl
 
 def run_set(name: str, talks: Sequence[Talk], concurrency: int, seed: int) -> Result:
     resolver = IdentityResolver(SECRET)
-    agents, sessions, agent_labels, session_labels, times_us = [], [], [], [], []
+    agents, sessions, times_us = [], [], []
+    labels: list[tuple[str, str, str]] = []
     unanswered: dict[str, tuple[Resolved, str]] = {}
     for session, call, _ in interleaved(talks, concurrency, seed):
         if session in unanswered:
@@ -108,16 +111,17 @@ def run_set(name: str, talks: Sequence[Talk], concurrency: int, seed: int) -> Re
         unanswered[session] = resolved, call.answer
         agents.append(resolved.identity.agent)
         sessions.append(resolved.identity.session)
-        agent_labels.append(call.agent)
-        session_labels.append(session)
+        labels.append((call.agent, call.prompt, session))
+    by_agent, by_prompt, by_session = zip(*labels, strict=True)
     return Result(
         name=name,
         sessions=len(talks),
         requests=len(agents),
         agents_found=len(set(agents)),
-        agents=pairwise(agents, agent_labels),
+        agents=pairwise(agents, by_agent),
+        agents_by_prompt=pairwise(agents, by_prompt),
         sessions_found=len(set(sessions)),
-        session_pairs=pairwise(sessions, session_labels),
+        session_pairs=pairwise(sessions, by_session),
         mean_us=statistics.fmean(times_us),
         median_us=statistics.median(times_us),
     )
@@ -167,12 +171,13 @@ def _timed_us(resolver: IdentityResolver, body: dict[str, Any]) -> float:
 
 
 def render(results: Sequence[Result], cost: Cost) -> str:
-    head = "set | sessions | requests | agents P R F1 (ids) | sessions P R F1 (ids) | us mean, median"
+    head = "set | sessions | requests | agents P R F1 (ids) | F1 by prompt | sessions P R F1 (ids) | us mean, median"
     lines = [head]
     for r in results:
         a, s = r.agents, r.session_pairs
         lines.append(
             f"{r.name} | {r.sessions} | {r.requests} | {a.precision:.3f} {a.recall:.3f} {a.f1:.3f} ({r.agents_found})"
+            f" | {r.agents_by_prompt.f1:.3f}"
             f" | {s.precision:.3f} {s.recall:.3f} {s.f1:.3f} ({r.sessions_found}) | {r.mean_us:.0f}, {r.median_us:.0f}"
         )
     lines.append(

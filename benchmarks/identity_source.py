@@ -22,9 +22,10 @@ _GREETING = "Hi! How can I help you today?"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, who sent it, and the answer it got."""
+    """One request, who sent it, and the answer it got. `prompt` names its system prompt as recorded."""
 
     agent: str
+    prompt: str
     body: dict[str, Any]
     answer: str
 
@@ -81,7 +82,10 @@ def _logged(path: Path) -> list[Talk]:
     return [
         Talk(
             session,
-            tuple(Call(str(r["agent"]), {"messages": r["messages"]}, str(r.get("output") or "")) for r in steps),
+            tuple(
+                Call(str(r["agent"]), str(r.get("system_id")), {"messages": r["messages"]}, str(r.get("output") or ""))
+                for r in steps
+            ),
         )
         for session, steps in _by_session(records).items()
     ]
@@ -100,6 +104,7 @@ def _inputs(folder: Path) -> list[Talk]:
             tuple(
                 Call(
                     str(r["agent"]),
+                    str(r.get("system_id")),
                     {"messages": _turns(r["input"], systems.get(r.get("system_id")))},
                     str(r.get("output") or ""),
                 )
@@ -150,6 +155,6 @@ def _dialogue_call(messages: Messages, at: int, name: str, agent: Record, user: 
             for m in before
             if m["role"] in turned and m.get("content") and not m.get("tool_calls")
         ]
-        return Call(name, {"messages": [{"role": "system", "content": user["system"]}, *seen]}, answer)
+        return Call(name, name, {"messages": [{"role": "system", "content": user["system"]}, *seen]}, answer)
     body = {"messages": [{"role": "system", "content": agent["system"]}, *before], "tools": agent["tools"]}
-    return Call(name, body, answer)
+    return Call(name, name, body, answer)

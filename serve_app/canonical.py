@@ -9,6 +9,7 @@ replaced here, for identity only. The prompt itself keeps them, but for billing 
 import hashlib
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ _CLOCK_WORDS = ("date", "time", "clock", "now", "today")
 _ID_WORDS = (" id", "_id", "-id")
 
 _encoder = msgspec.json.Encoder(order="sorted")
+_plain_encoder = msgspec.json.Encoder()
 
 
 def strip_billing(text: str) -> str:
@@ -111,30 +113,32 @@ def leading_count(messages: list[dict[str, Any]]) -> int:
 
 
 class CanonicalDigests:
-    """Digest of the canonical form of a system text, remembered by the digest of the text itself."""
+    """Digests of canonical forms, remembered by the digest of what was sent."""
 
     def __init__(self, max_entries: int = MAX_MEMO_ENTRIES) -> None:
         self._max_entries = max_entries
         self._memo: OrderedDict[bytes, bytes] = OrderedDict()
 
     def of_text(self, text: str) -> bytes:
-        raw = digest(text.encode())
+        return self._known(digest(text.encode()), lambda: canonical_text(text).encode())
+
+    def of_tools(self, tools: Any) -> bytes:
+        """Doesn't depend on the order of the tools or of their keys."""
+        if not isinstance(tools, list) or not tools:
+            return b""
+        raw = digest(b"tools:" + _plain_encoder.encode(tools))
+        return self._known(raw, lambda: b"\n".join(sorted(canonical_json(tool) for tool in tools)))
+
+    def _known(self, raw: bytes, canonical: Callable[[], bytes]) -> bytes:
         known = self._memo.get(raw)
         if known is not None:
             self._memo.move_to_end(raw)
             return known
-        result = digest(canonical_text(text).encode())
+        result = digest(canonical())
         self._memo[raw] = result
         if len(self._memo) > self._max_entries:
             self._memo.popitem(last=False)
         return result
-
-    @staticmethod
-    def of_tools(tools: Any) -> bytes:
-        """Doesn't depend on the order of the tools or of their keys."""
-        if not isinstance(tools, list) or not tools:
-            return b""
-        return digest(b"\n".join(sorted(canonical_json(tool) for tool in tools)))
 
 
 def digest(data: bytes) -> bytes:

@@ -189,15 +189,21 @@ class IdentityResolver:
             return self.session_id(tenant, declared), source, None, lines_of_messages(tenant, told)
         if not is_chat:
             return self._id("s", tenant, secrets.token_bytes(16)), "new", None, []
-        claim = self.conversations.match(tenant, agent.speaker, messages, lambda: self._votes(tenant, agent, messages))
-        lines = lines_of_messages(tenant, messages[claim.known_messages :])
+        read: list[Line] = []
+        claim = self.conversations.match(
+            tenant, agent.speaker, messages, lambda: self._votes(tenant, agent, messages, read)
+        )
+        # A history that is known up to some message was read up to there when it was sent.
+        lines = lines_of_messages(tenant, messages[claim.known_messages :]) if claim.known_messages else read
         if claim.session is not None:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines
 
-    def _votes(self, tenant: str, agent: _Agent, messages: list[dict[str, Any]]) -> dict[str, int]:
+    def _votes(self, tenant: str, agent: _Agent, messages: list[dict[str, Any]], read: list[Line]) -> dict[str, int]:
+        """Puts the lines that it had to look at into `read`."""
         count = leading_count(messages)
         system, conversation = lines_of_messages(tenant, messages[:count]), lines_of_messages(tenant, messages[count:])
+        read += system + conversation
         return self.quotes.vote(conversation, system, agent.id, agent.speaker)
 
     def _id(self, prefix: str, tenant: str, content: bytes) -> str:

@@ -11,6 +11,7 @@ remembered with the session they came from. A line says something as long as one
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
 
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ MAX_LINES_PER_TEXT = 256
 
 MAX_TEXT_CHARS = 16_384
 """Characters of one message that are looked at, half from either end."""
+
+MAX_PROMPT_CHARS = 32_768
+"""Characters of all messages that are looked at, so that a long prompt costs no more than a short one."""
 
 LEAST_LINE_CHARS = 24
 LEAST_EVIDENCE_CHARS = 48
@@ -159,15 +163,17 @@ def _lines(found: dict[int, str]) -> list[Line]:
 def _sentences(tenant: str, texts: Iterable[str]) -> dict[int, str]:
     """Keys are the interpreter's own string hashes: they never leave the process."""
     found: dict[int, str] = {}
+    left = MAX_PROMPT_CHARS
     for text in texts:
         if len(text) > MAX_TEXT_CHARS:
             text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
+        left -= len(text)
         for line in text.replace(". ", "\n").replace(": ", "\n").split("\n"):
             if len(line) < LEAST_LINE_CHARS:
                 continue
             bare = line.strip(_MARKS).removeprefix(_ADDRESS)
             if len(bare) >= LEAST_LINE_CHARS:
                 found[hash((tenant, bare))] = bare
-                if len(found) >= MAX_LINES_PER_TEXT:
-                    return found
-    return found
+        if left <= 0 or len(found) >= MAX_LINES_PER_TEXT:
+            break
+    return dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))

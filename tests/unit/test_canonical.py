@@ -66,7 +66,7 @@ def test_tools_by_content_not_order() -> None:
     first = {"type": "function", "function": {"name": "a", "parameters": {"x": 1, "y": 2}}}
     turned = {"function": {"parameters": {"y": 2, "x": 1}, "name": "a"}, "type": "function"}
     second = {"type": "function", "function": {"name": "b"}}
-    of_tools = CanonicalDigests.of_tools
+    of_tools = CanonicalDigests().of_tools
     assert of_tools([first, second]) == of_tools([second, turned])
     assert of_tools([first]) != of_tools([first, second])
     assert of_tools(None) == of_tools([])
