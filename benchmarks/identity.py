@@ -131,7 +131,10 @@ def long_conversation() -> dict[str, Any]:
     """About 32k tokens in 64 turns, and 64 tools of about 700 characters each."""
     rng = random.Random(1)
     words = [f"word{n}" for n in range(500)]
-    text = lambda size: " ".join(rng.choice(words) for _ in range(size))  # noqa: E731
+
+    def text(size: int) -> str:
+        return " ".join(rng.choice(words) for _ in range(size))
+
     properties = {f"p{n}": {"type": "string", "description": text(8)} for n in range(6)}
     tools = [
         {

@@ -22,7 +22,7 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
 
 
-_decoder = msgspec.json.Decoder(_Chunk)
+_decoder: msgspec.json.Decoder[_Chunk] = msgspec.json.Decoder(_Chunk)
 
 
 class AnswerText:

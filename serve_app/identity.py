@@ -182,12 +182,13 @@ class IdentityResolver:
         self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> tuple[str, str, Claim | None, list[Line]]:
         declared, source = _declared(headers, body, SESSION_HEADERS, SESSION_FIELDS)
-        messages = body.get("messages")
-        is_chat = isinstance(messages, list)
+        messages: Any = body.get("messages")
+        if not isinstance(messages, list):
+            messages = []
         if declared is not None:
-            told = [*_opening(messages), *messages[-NEWS_MESSAGES:]] if is_chat else []
+            told = [*_opening(messages), *messages[-NEWS_MESSAGES:]]
             return self.session_id(tenant, declared), source, None, lines_of_messages(tenant, told)
-        if not is_chat:
+        if not messages:
             return self._id("s", tenant, secrets.token_bytes(16)), "new", None, []
         read: list[Line] = []
         claim = self.conversations.match(

@@ -35,12 +35,14 @@ MAX_PROMPT_CHARS = 32_768
 """Characters of all messages that are looked at, so that a long prompt costs no more than a short one."""
 
 LEAST_LINE_CHARS = 24
-LEAST_EVIDENCE_CHARS = 48
+LEAST_EVIDENCE_CHARS = 40
 ANSWER_WEIGHT = 4
 MAX_SENDERS = 4
 
 _MARKS = " \t\r*-#>`.:0123456789()[]"
-"""Stripped from both ends of a line: lists are numbered anew when they are quoted."""
+"""Stripped from the head of a line: lists are numbered anew when they are quoted."""
+
+_STOPS = " \t\r*`.:"
 
 _ADDRESS = "You are "
 """How a role that one agent describes is handed to another."""
@@ -171,7 +173,7 @@ def _sentences(tenant: str, texts: Iterable[str]) -> dict[int, str]:
         for line in text.replace(". ", "\n").replace(": ", "\n").split("\n"):
             if len(line) < LEAST_LINE_CHARS:
                 continue
-            bare = line.strip(_MARKS).removeprefix(_ADDRESS)
+            bare = line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
             if len(bare) >= LEAST_LINE_CHARS:
                 found[hash((tenant, bare))] = bare
         if left <= 0 or len(found) >= MAX_LINES_PER_TEXT:

@@ -1,0 +1,113 @@
+"""Sessions of prompts that are written anew each time: found by what they repeat, never by common wording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.identity import IdentityResolver, Resolved
+from serve_app.quotes import MAX_LINES_PER_TEXT, QuoteIndex, lines_of_answer, lines_of_messages
+
+FORM = "Solve what you are given below and nothing else.\n[task]:\n{}\nRepeat the task before your solution."
+TASKS = ["Count the wooden boats in the northern harbour.", "Weigh all the apples of the second harvest."]
+ROLES = ["You are the planner of this team.", "You are the coder of this team.", "You are the critic of this team."]
+
+
+class Team:
+    """Sends prompts to one resolver and names sessions by the order of their first request."""
+
+    def __init__(self) -> None:
+        self.resolver = IdentityResolver(b"secret")
+        self.names: dict[str, int] = {}
+
+    def send(self, system: str | None, text: str, answer: str = "", tenant: str = "t", **fields: Any) -> int:
+        messages = [{"role": "system", "content": system}] if system else []
+        return self.send_messages([*messages, {"role": "user", "content": text}], answer, tenant, **fields)
+
+    def send_messages(self, messages: list[dict[str, Any]], answer: str = "", tenant: str = "t", **fields: Any) -> int:
+        resolved = self.resolver.resolve(tenant, {}, {"messages": messages, **fields})
+        self.resolver.accept(resolved)
+        self.resolver.answered(resolved, answer)
+        return self.named(resolved)
+
+    def named(self, resolved: Resolved) -> int:
+        return self.names.setdefault(resolved.identity.session, len(self.names))
+
+
+@pytest.fixture
+def team() -> Team:
+    return Team()
+
+
+def test_an_agent_that_is_handed_an_answer_is_in_its_session(team: Team) -> None:
+    first = team.send(ROLES[0], TASKS[0], "1. Ask the harbour master for the list of boats.")
+    other = team.send(ROLES[0], TASKS[1], "1. Borrow the scales of the market hall first.")
+    assert first != other
+    assert team.send(ROLES[1], "Carry out:\n- Ask the harbour master for the list of boats\nNow.") == first
+    assert team.send(ROLES[1], "Carry out:\n- Borrow the scales of the market hall first\nNow.") == other
+
+
+def test_an_answer_of_two_sessions_says_nothing(team: Team) -> None:
+    line = "I would be glad to help you with that question."
+    sessions = {team.send(ROLES[0], task, line) for task in TASKS}
+    assert team.send(ROLES[1], f"He said: {line}") not in sessions
+
+
+def test_known_agents_with_one_task_share_a_session(team: Team) -> None:
+    for role in ROLES:
+        team.send(role, FORM.format(f"A task of {role} to warm up with."))
+        team.send(role, FORM.format(f"Another task, again for {role} alone."))
+    sessions = [[team.send(role, FORM.format(task)) for role in ROLES] for task in TASKS]
+    assert [len(set(found)) for found in sessions] == [1, 1]
+    assert sessions[0][0] != sessions[1][0]
+
+
+def test_strangers_of_one_framework_never_join_by_its_wording(team: Team) -> None:
+    sessions = {team.send(f"You are agent {n}.", FORM.format(f"Task number {n} is another one.")) for n in range(20)}
+    assert len(sessions) == 20
+
+
+def test_equal_openings_of_one_agent_stay_apart(team: Team) -> None:
+    assert len({team.send(ROLES[0], FORM.format(TASKS[0])) for _ in range(5)}) == 5
+
+
+def test_equal_openings_are_told_apart_by_their_answers(team: Team) -> None:
+    """Whoever goes on with an answer goes on with the session that got it, not with the oldest one."""
+    answers = ["Then let us begin with the northern harbour.", "Then let us begin with the southern harbour."]
+    opening = {"role": "user", "content": TASKS[0]}
+    sessions = [team.send_messages([opening], answer) for answer in answers]
+    for answer, session in reversed(list(zip(answers, sessions, strict=True))):
+        history = [opening, {"role": "assistant", "content": answer}, {"role": "user", "content": "Go on."}]
+        assert team.send_messages(history) == session
+
+
+def test_tenants_never_meet(team: Team) -> None:
+    answer = "Ask the harbour master for the list of boats."
+    first = team.send(ROLES[0], TASKS[0], answer, tenant="one")
+    assert team.send(ROLES[1], answer, tenant="two") != first
+    assert team.send(ROLES[1], answer, tenant="one") == first
+
+
+def test_a_refused_request_leaves_no_lines(team: Team) -> None:
+    resolved = team.resolver.resolve("t", {}, {"messages": [{"role": "user", "content": TASKS[0]}]})
+    team.resolver.refuse(resolved)
+    team.resolver.accept(resolved)
+    team.resolver.answered(resolved, "An answer that was never given to anyone.")
+    assert len(team.resolver.quotes) == 0
+
+
+def test_a_declared_session_is_quoted_as_well(team: Team) -> None:
+    first = team.send(ROLES[0], TASKS[0], "Ask the harbour master for the list of boats.", session_id="s1")
+    assert team.send(ROLES[1], "Do: Ask the harbour master for the list of boats.") == first
+
+
+def test_bounded() -> None:
+    index = QuoteIndex(max_lines=8, max_agents=4)
+    for n in range(50):
+        lines = lines_of_messages("t", [{"role": "user", "content": f"This is the line with the number {n}."}])
+        index.note(lines, f"s{n}", f"a{n}", f"a{n}")
+        index.note_answer(lines_of_answer("t", f"This is the answer with the number {n}."), f"s{n}")
+    assert len(index) == 8 and len(index._homes) == 4
+    many = "\n".join(f"A line of some length, number {n}" for n in range(10_000))
+    assert len(lines_of_answer("t", many)) == MAX_LINES_PER_TEXT

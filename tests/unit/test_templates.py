@@ -1,0 +1,117 @@
+"""System prompts with a task or a person in them: one agent; with another sentence: another agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.identity import IdentityResolver
+from serve_app.templates import MAX_TEXTS, TemplateIndex
+
+TASKS = [f"Find out how the {name} of the old town were paid for." for name in ("bridges", "walls", "wells", "gates")]
+PLANNER = "You lead a small group of experts.\nThe problem is:\n{}\nName the two experts that you need."
+SOLVER = "Solve this problem by yourself:\n{}\nThis problem can be answered without asking anybody."
+DESK = "# Rules of the desk\nHelp travellers to book, change and cancel their trips."
+CUSTOMER = (
+    "You play a customer who talks to a desk.\nInstruction: {}\nSay one sentence at a time and stay in your role."
+    "\nDo not invent what the instruction does not say."
+)
+
+
+class Gateway:
+    def __init__(self) -> None:
+        self.resolver = IdentityResolver(b"secret")
+
+    def send(self, system: str, text: str, session: str | None = None, answer: str = "", **fields: Any) -> str:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+        headers = {} if session is None else {"x-session-id": session}
+        resolved = self.resolver.resolve("t", headers, {"messages": messages, **fields})
+        self.resolver.accept(resolved)
+        self.resolver.answered(resolved, answer)
+        return resolved.identity.agent
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+@pytest.mark.parametrize("declares_sessions", [True, False])
+def test_a_task_inside_the_system_prompt_is_a_slot(gateway: Gateway, declares_sessions: bool) -> None:
+    planners, solvers = [], []
+    for n, task in enumerate(TASKS):
+        session = f"s{n}" if declares_sessions else None
+        plan = f"- A historian of public works number {n}"
+        planners.append(gateway.send(PLANNER.format(task), "Whom do you need?", session, plan))
+        solvers.append(gateway.send(SOLVER.format(task), f"Work as:\n{plan}", session))
+    assert len(set(planners[1:])) == len(set(solvers[1:])) == 1
+    assert planners[1] != solvers[1]
+
+
+def test_the_name_of_a_template_outlives_the_process() -> None:
+    names = []
+    for _ in range(2):
+        gateway = Gateway()
+        for n, task in enumerate(TASKS[:3]):
+            gateway.send(PLANNER.format(task), "Whom do you need?", f"s{n}")
+            last = gateway.send(SOLVER.format(task), "Go.", f"s{n}")
+        names.append(last)
+    assert names[0] == names[1]
+
+
+def test_an_ordinary_sentence_makes_another_agent(gateway: Gateway) -> None:
+    text = "You know the rules of the game of {}. Answer questions about them and about nothing else at all."
+    agents = {gateway.send(text.format(2000 + n), "hi", f"s{n}") for n in range(30)}
+    assert len(agents) == 30
+
+
+def test_a_crew_with_common_wording_stays_apart(gateway: Gateway) -> None:
+    crew = [
+        f"You are the {role} of the crew.\nAlways answer in the form that is described below.\nUse no tool twice."
+        for role in ("researcher", "writer", "editor", "publisher", "lawyer", "translator", "printer")
+    ]
+    for run in range(4):
+        agents = {gateway.send(text, f"Task of run {run}: {TASKS[run]}", f"run {run}") for text in crew}
+        assert len(agents) == len(crew)
+
+
+def test_a_simulated_person_is_a_slot(gateway: Gateway) -> None:
+    agents = []
+    for n in range(12):
+        agents.append(gateway.send(CUSTOMER.format(f"you want to fly to city number {n}"), "Hello?", f"s{n}"))
+        gateway.send(DESK, f"I want to fly to city number {n}.", f"s{n}")
+    assert len(set(agents[5:])) == 1
+    assert len(set(agents[:5])) == 5
+
+
+def test_roles_that_come_back_take_their_own_ids_again(gateway: Gateway) -> None:
+    """Specialists that one agent hands over to look like persons at first; each comes back, a person doesn't."""
+    texts = [CUSTOMER.format(f"you are the specialist for {name}") for name in "abcdefgh"]
+    for n, text in enumerate(texts):
+        gateway.send(text, "Hello?", f"s{n}")
+        gateway.send(DESK, "What now?", f"s{n}")
+    again = []
+    for n, text in enumerate(texts):
+        again.append(gateway.send(text, "Hello?", f"t{n}"))
+        gateway.send(DESK, "What now?", f"t{n}")
+    third = [gateway.send(text, "Hello?", f"u{n}") for n, text in enumerate(texts)]
+    assert len(set(third)) == len(texts)
+
+
+def test_tools_keep_templates_apart(gateway: Gateway) -> None:
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    for n, task in enumerate(TASKS):
+        gateway.send(PLANNER.format(task), "Whom?", f"s{n}")
+        with_tools = gateway.send(PLANNER.format(task), "Whom?", f"s{n}", tools=tools)
+        without = gateway.send(SOLVER.format(task), "Go.", f"s{n}")
+    assert with_tools != without
+
+
+def test_bounded() -> None:
+    index = TemplateIndex(lambda key, session: False)
+    for n in range(MAX_TEXTS + 100):
+        index.name_of(b"%d" % n, b"t", lambda n=n: {n: "a sentence of its own", -1: "a sentence that all have"})
+        index.note(b"%d" % n, f"s{n}", f"a{n}")
+    assert len(index) == MAX_TEXTS
+    assert len(index._sessions) <= MAX_TEXTS and len(index._by_line[-1]) <= 16
