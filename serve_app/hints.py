@@ -55,6 +55,8 @@ REJECTED_FIELDS = (
 REPLACED_FIELDS = frozenset({*REJECTED_FIELDS, "priority", "vllm_xargs", "session_id", "nvext", "agent_hints"})
 """Taken out of the body before it goes to the engine; what belongs there is set by `engine_fields`."""
 
+_NVEXT_READ = frozenset({"nvext.agent_hints", "nvext.agent_context"})
+
 
 @dataclass(slots=True)
 class HintReport:
@@ -80,6 +82,7 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[int
     """The priority to give the request, and the report. `headers` as of `fold_headers`."""
     report = HintReport()
     _note_ids(headers, body, report)
+    _note_final(headers, body, report)
     for name in REJECTED_HEADERS:
         if headers.get(name, "").strip():
             report.note(name, REJECTED)
@@ -87,6 +90,7 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[int
         if body.get(name) is not None:
             report.note(name, REJECTED)
     _note_xargs(body, report)
+    _note_context(body, report)
     return _priority(body, report), report
 
 
@@ -115,7 +119,6 @@ def _note_ids(headers: Mapping[str, str], body: Mapping[str, Any], report: HintR
     for header_names, fields in (
         (SESSION_HEADERS, SESSION_FIELDS),
         (AGENT_HEADERS, AGENT_FIELDS),
-        (FINAL_HEADERS, FINAL_FIELDS),
     ):
         winner: str | None = None
         for name in header_names:
@@ -124,10 +127,40 @@ def _note_ids(headers: Mapping[str, str], body: Mapping[str, Any], report: HintR
             winner = _note_id(".".join(path), _lookup(body, path), winner, report)
 
 
+def _note_final(headers: Mapping[str, str], body: Mapping[str, Any], report: HintReport) -> None:
+    """A session's end is a yes or a no; any other word is read as nothing."""
+    for name in FINAL_HEADERS:
+        said = headers.get(name, "").strip().lower()
+        if said:
+            report.note(name, ACCEPTED if said in ("true", "1", "false", "0") else REJECTED)
+    for path in FINAL_FIELDS:
+        value = _lookup(body, path)
+        if value is not None:
+            report.note(".".join(path), ACCEPTED if isinstance(value, bool) else REJECTED)
+
+
+def _note_context(body: Mapping[str, Any], report: HintReport) -> None:
+    """What `nvext` holds besides ids and hints: nobody here reads it."""
+    nvext = body.get("nvext")
+    if not isinstance(nvext, Mapping):
+        return
+    context = nvext.get("agent_context")
+    for prefix, fields in (("nvext", nvext), ("nvext.agent_context", context)):
+        for name, value in fields.items() if isinstance(fields, Mapping) else ():
+            path = f"{prefix}.{name}"
+            if value is not None and path not in _NVEXT_READ and path not in report.outcomes and _is_name(name):
+                report.note(path, REJECTED)
+
+
+def _is_name(name: str) -> bool:
+    """Only what looks like a field is repeated in the report."""
+    return len(name) <= 64 and name.isascii() and name.isidentifier()
+
+
 def _note_id(name: str, value: Any, winner: str | None, report: HintReport) -> str | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return winner
-    said = "true" if value is True else declared_value(value)
+    said = declared_value(value)
     report.note(name, ACCEPTED if said is not None and winner in (None, said) else REJECTED)
     return winner if winner is not None else said
 
@@ -155,7 +188,7 @@ def _priority(body: Mapping[str, Any], report: HintReport) -> int:
 def _from_agent_hints(prefix: str, hints: Mapping[str, Any], priority: int, report: HintReport) -> int:
     for name, value in hints.items():
         path = f"{prefix}.{name}"
-        if value is None or path in report.outcomes or len(name) > 64 or not name.isidentifier():
+        if value is None or path in report.outcomes or not _is_name(name):
             continue
         if name == "priority":
             priority = _clip_priority(path, value, -1, report)
