@@ -5,12 +5,14 @@ Order of trust, first hit wins:
 session  1. headers `x-session-id`, `session-id`, `x-dynamo-session-id`, `x-claude-code-session-id`
          2. body `session_id`, `nvext.agent_context.session_id`, `nvext.agent_context.trajectory_id`,
             `agent_hints.workflow_id`, `nvext.agent_hints.workflow_id`, `vllm_xargs.session_id`
-         3. the conversation's own prefix (see `conversations.py`); a completion without a declared
-            session is a session of its own
+         3. the conversation's own prefix (see `conversations.py`), else what it repeats of a session
+            (see `quotes.py`); a completion without a declared session is a session of its own
 agent    1. header `x-claude-code-agent-id`
          2. body `agent_hints.agent_id`, `nvext.agent_hints.agent_id`, `nvext.agent_context.session_type_id`
-         3. content: leading system text and tools; of a completion the first 512 characters (or 128
-            token ids) when the prompt is at least twice as long, else the tenant's common agent
+         3. content: leading system text (or the template it belongs to, see `templates.py`) and tools;
+            without system text the role that the first user's message opens with, if it does; of a
+            completion the first 512 characters (or 128 token ids) when the prompt is at least twice as
+            long, else the tenant's common agent
 
 Header names are matched without regard to case and with `_` for `-`. A value that is blank, "null",
 "none" or "undefined", or that holds control characters, counts as absent. `x-request-id` and the like
@@ -27,7 +29,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from serve_app.canonical import CanonicalDigests, canonical_json, leading_count, leading_system_text, strip_billing
+from serve_app.canonical import (
+    CanonicalDigests,
+    canonical_json,
+    leading_count,
+    leading_system_text,
+    strip_billing,
+    text_of,
+)
 from serve_app.conversations import Claim, ConversationIndex
 from serve_app.quotes import Line, QuoteIndex, lines_of_answer, lines_of_messages, sentences
 from serve_app.templates import TemplateIndex
@@ -55,6 +64,13 @@ PREAMBLE_CHARS = 512
 PREAMBLE_TOKENS = 128
 NEWS_MESSAGES = 2
 """Last messages of a request with a declared session that are compared with other agents' texts."""
+
+MAX_ROLE_CHARS = 256
+_ROLE = re.compile(
+    r"[\s#*]*((?:you are (?:an?|the|our|my|\w+,) |act as |(?:your )?role ?: ?)[^\n]*?[^\n](?=[.!?](?:\s|\Z)|\n))",
+    re.IGNORECASE,
+)
+"""A role at the head of a user's message, to the end of its sentence or line: 'You are given ...' is a task."""
 
 SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
 
@@ -170,6 +186,10 @@ class IdentityResolver:
         content = self._digests.of_text(system) + of_tools
         label = _label(strip_billing(system[:4096]))
         if not system:
+            role = _role_of_first_user(messages)
+            if role:
+                content = self._digests.of_text(role) + of_tools
+                return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
         template = self.templates.name_of(
@@ -259,6 +279,14 @@ def _at(body: Mapping[str, Any], path: tuple[str, ...]) -> Any:
             return None
         value = value.get(part)
     return value
+
+
+def _role_of_first_user(messages: list[dict[str, Any]]) -> str:
+    """The sentence that gives a role where there is no system text; empty if the first message gives none."""
+    if messages[0].get("role") != "user":
+        return ""
+    match = _ROLE.match(text_of(messages[0].get("content"))[:MAX_ROLE_CHARS])
+    return match.group(1) if match else ""
 
 
 def _opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
