@@ -123,7 +123,7 @@ class IdentityResolver:
     def __init__(self, secret: bytes, conversations: ConversationIndex | None = None) -> None:
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"agent-runtime-id").digest()
         self._digests = CanonicalDigests()
-        self.conversations = conversations or ConversationIndex()
+        self.conversations = ConversationIndex() if conversations is None else conversations
         self.quotes = QuoteIndex()
         self.templates = TemplateIndex(self.quotes.is_session_text)
 
@@ -153,7 +153,7 @@ class IdentityResolver:
         if resolved.claim is not None:
             self.conversations.record(resolved.claim, identity.session, resolved.agent.speaker)
         self.quotes.note(resolved.lines, identity.session, identity.agent, resolved.agent.speaker)
-        self.templates.note(resolved.agent.text, identity.session, identity.agent)
+        self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
 
     def answered(self, resolved: Resolved, text: str) -> None:
         """Remember what an accepted request was answered: other agents of its session may repeat it."""

@@ -52,7 +52,7 @@ class _Text:
 
     lines: dict[int, int]
     scope: bytes
-    session: str | None = None
+    place: tuple[str, str] | None = None
     template: Template | None = None
     founded: Template | None = None
     is_fixed: bool = False
@@ -76,7 +76,7 @@ class TemplateIndex:
         self._texts: OrderedDict[bytes, _Text] = OrderedDict()
         self._by_line: OrderedDict[int, list[_Text]] = OrderedDict()
         self._templates: OrderedDict[bytes, Template] = OrderedDict()
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -93,19 +93,20 @@ class TemplateIndex:
         template = text.template
         return None if template is None or template.is_given_up else template.name
 
-    def note(self, digest: bytes | None, session: str, agent: str) -> None:
+    def note(self, digest: bytes | None, tenant: str, session: str, agent: str) -> None:
         """A request of `agent` was accepted in `session`, with the text of that digest."""
-        known = self._sessions.setdefault(session, _Session())
-        self._sessions.move_to_end(session)
+        place = (tenant, session)
+        known = self._sessions.setdefault(place, _Session())
+        self._sessions.move_to_end(place)
         if agent not in known.agents and len(known.agents) < MAX_AGENTS_PER_SESSION:
             known.agents.append(agent)
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         text = self._texts.get(digest) if digest is not None else None
-        if text is None or session == text.session:
+        if text is None or text.place == place:
             return
-        if text.session is None:
-            text.session = session
+        if text.place is None:
+            text.place = place
             if len(known.texts) < MAX_AGENTS_PER_SESSION:
                 known.texts.append(text)
         elif not text.is_fixed:
@@ -157,15 +158,17 @@ class TemplateIndex:
     def _is_slot(self, text: _Text, other: _Text) -> bool:
         """Whether all that `text` lacks of `other` was its session's own, and shared there."""
         lacking = [key for key in other.lines if key not in text.lines]
-        session = other.session
-        return bool(lacking) and session is not None and all(self._is_session_text(key, session) for key in lacking)
+        if not lacking or other.place is None:
+            return False
+        session = other.place[1]
+        return all(self._is_session_text(key, session) for key in lacking)
 
     def _are_cases(self, texts: list[_Text]) -> bool:
         """Whether these are one agent's prompts for one case each."""
-        sessions = {text.session for text in texts if text.session is not None}
-        if len(sessions) < LEAST_VARIANTS or MOST_RETURNED * sum(text.is_fixed for text in texts) > len(texts):
+        places = {text.place for text in texts if text.place is not None}
+        if len(places) < LEAST_VARIANTS or MOST_RETURNED * sum(text.is_fixed for text in texts) > len(texts):
             return False
-        met = [self._sessions[name] for name in sessions if name in self._sessions]
+        met = [self._sessions[place] for place in places if place in self._sessions]
         if any(sum(text in texts for text in session.texts) > 1 for session in met):
             return False
         partners = Counter(agent for session in met for agent in session.agents)

@@ -159,7 +159,7 @@ def test_forks_that_declare_sessions_of_their_own_share_what_they_were_forked_fr
     head = [system("You lead the team."), user(words("task", 10)), reply(words("plan", 30))]
     forks = [path.send([*head, user(f"Do part {n} alone.")], session_id=f"fork-{n}") for n in range(3)]
     assert len({who.session for who, _ in forks}) == 3
-    shared = (2 + 4 + 2 + 10 + 2 + 30 + len("<turn> user Do part".split())) // BLOCK_WORDS
+    shared = (2 + 4 + 2 + 10 + 2 + 30 + len(["<turn>", "user", "Do", "part"])) // BLOCK_WORDS
     assert [prefix.num_blocks for _, prefix in forks][1:] == [shared, shared]
 
 

@@ -112,6 +112,6 @@ def test_bounded() -> None:
     index = TemplateIndex(lambda key, session: False)
     for n in range(MAX_TEXTS + 100):
         index.name_of(b"%d" % n, b"t", lambda n=n: {n: "a sentence of its own", -1: "a sentence that all have"})
-        index.note(b"%d" % n, f"s{n}", f"a{n}")
+        index.note(b"%d" % n, "t", f"s{n}", f"a{n}")
     assert len(index) == MAX_TEXTS
     assert len(index._sessions) <= MAX_TEXTS and len(index._by_line[-1]) <= 16

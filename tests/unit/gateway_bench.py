@@ -1,0 +1,134 @@
+"""A gateway whose replicas and actor are plain objects, and an HTTP client on it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+
+from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
+from runtime_actor.messages import ExchangeReply
+from serve_app import app as application
+from serve_app import preparation
+from serve_app.config import load
+from serve_app.exchange import GatewayExchange
+from serve_app.flight import Admission
+from serve_app.gateway import Gateway
+from serve_app.generation import ContextLimits
+from serve_app.http_app import make_app
+from serve_app.identity import IdentityResolver
+from serve_app.routing_state import RoutingState
+from serve_app.settings import GatewaySettings
+from serve_app.tenants import Tenants
+
+KEYS = {"one": "k1", "ops": "k2"}
+CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+DONE = "data: [DONE]\n\n"
+
+
+class Answer:
+    """A non-streaming answer of the engine."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"id": "x", "choices": [], "usage": {"prompt_tokens": 40, "prompt_tokens_details": None}}
+
+
+class FakeHandle:
+    """Takes a request as a replica would and answers with `items`."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.requests: list[tuple[Any, Any]] = []
+        self.cancelled = 0
+        self.chat = self.completions = self.tokenize = SimpleNamespace(remote=self._remote)
+
+    def _remote(self, request: Any, raw: Any) -> FakeHandle:
+        self.requests.append((request, raw))
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in list(self.items):
+            if item == "stall":
+                await asyncio.Event().wait()
+            yield item
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+class FakeActor:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.away = False
+
+    async def exchange(self, request: Any) -> ExchangeReply:
+        if self.away:
+            raise RuntimeUnavailable("away")
+        self.events += request.events
+        return ExchangeReply(1, 1, {}, [], [], 60.0)
+
+    async def state(self, tenant: str | None) -> dict[str, Any]:
+        if self.away:
+            raise RuntimeUnavailable("away")
+        return {"version": 1, "tenant": tenant, "events": [event["kind"] for event in self.events]}
+
+    async def predict(self, tenant: str, session: str, horizon: int) -> dict[str, Any] | None:
+        if horizon > 64:
+            raise ConfigurationError(f"horizon: {horizon} is not allowed; allowed: a whole number from 1 to 64")
+        return None if session.startswith("s-") and tenant == "two" else {"session": session, "horizon": horizon}
+
+    async def set_policy(self, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+        return changes
+
+
+class Bench:
+    """A gateway put together by hand, and an HTTP client on it."""
+
+    def __init__(self) -> None:
+        keys = [
+            {"tenant": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "operator": name == "ops"}
+            for name, key in KEYS.items()
+        ]
+        config = load({"model": {"id": "m", "source": "x"}, "gateway": {"api_keys": keys, "max_in_flight": 2}})
+        self.handle, self.actor, self.routing = FakeHandle(), FakeActor(), RoutingState()
+        gateway = Gateway.__new__(Gateway)
+        gateway._settings = GatewaySettings(config, b"secret", {}, 1, 100, 200, True)
+        gateway._tenants = Tenants(config.gateway.api_keys)
+        gateway._identities = IdentityResolver(b"secret")
+        gateway._admission = Admission(config.gateway.max_in_flight, 1)
+        gateway._limits = preparation.Limits(frozenset({"text"}), 16)
+        gateway._context = ContextLimits(100, 200)
+        gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None)
+        gateway._routing = self.routing
+        gateway._client = self.actor
+        gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing)
+        gateway._created_s = 1
+        gateway._get_configured_serve_handle = lambda _: self.handle
+        self.gateway = gateway
+        asgi = make_app(config.gateway)
+        for name, route in application.ENDPOINTS.items():
+            route(asgi)(getattr(gateway, name))
+        self.asgi = asgi
+
+    def ask(self, method: str, path: str, tenant: str | None = "one", **options: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {KEYS[tenant]}"} if tenant else {}
+        headers |= options.pop("headers", {})
+
+        async def main() -> httpx.Response:
+            transport = httpx.ASGITransport(self.asgi, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, headers=headers, **options)
+
+        return asyncio.run(main())
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+        return self.ask("POST", "/v1/chat/completions", json=body)
+
+    @property
+    def buffered(self) -> int:
+        return len(self.gateway._exchange.buffer) + len(self.actor.events)
