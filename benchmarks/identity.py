@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.identity_source import Call, Talk, load_talks
 from benchmarks.trace_format import TraceError
 from serve_app.identity import IdentityResolver, Resolved
@@ -157,13 +159,13 @@ def measure_cost(repeats: int = 50) -> Cost:
     first, retry, turn = [], [], []
     for _ in range(repeats):
         resolver = IdentityResolver(SECRET)
-        first.append(_timed_us(resolver, json.loads(raw)))
-        retry.append(_timed_us(resolver, json.loads(raw)))
+        first.append(_timed_us(resolver, msgspec.json.decode(raw)))
+        retry.append(_timed_us(resolver, msgspec.json.decode(raw)))
     resolver = IdentityResolver(SECRET)
-    whole = json.loads(raw)
+    whole = msgspec.json.decode(raw)
     for _ in range(repeats):
         whole["messages"] += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Go on."}]
-        turn.append(_timed_us(resolver, json.loads(json.dumps(whole))))
+        turn.append(_timed_us(resolver, msgspec.json.decode(msgspec.json.encode(whole))))
     return Cost(*(statistics.median(values) for values in (first, retry, turn)))
 
 

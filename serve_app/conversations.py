@@ -144,15 +144,11 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
     for message in messages[leading_count(messages) :]:
         role = message.get("role")
         has_assistant = has_assistant or role == "assistant"
-        calls = message.get("tool_calls")
-        key = hash(
-            (
-                key,
-                str(role),
-                text_of(message.get("content")),
-                canonical_json(calls) if calls else None,
-                str(message.get("tool_call_id") or ""),
-            )
-        )
+        content = message.get("content")
+        text = content if isinstance(content, str) else text_of(content)
+        calls, answers = message.get("tool_calls"), message.get("tool_call_id")
+        key = hash((key, role, text))
+        if calls or answers:
+            key = hash((key, canonical_json(calls or ()), str(answers or "")))
         keys.append(key)
     return keys, has_assistant

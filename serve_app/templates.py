@@ -14,7 +14,7 @@ further sessions were fixed roles after all: a template with many of them is giv
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 MAX_TEXTS = 4096
@@ -38,7 +38,7 @@ class Template:
 
     name: bytes
     fixed: dict[int, int]
-    texts: int = 2
+    texts: int = 1
     returned: int = 0
 
     @property
@@ -133,10 +133,29 @@ class TemplateIndex:
             if template is not None and not template.is_given_up:
                 if self._fits(text, template):
                     return template
-            elif not other.is_fixed and self._is_slot(text, other):
-                return _found(said, other)
+            elif not other.is_fixed and self._is_slot(text.lines, other):
+                return self._found(said, other, like)
         cases = [other for other in like if _share(text, other) >= LEAST_SHARE]
-        return _found(said, cases[0]) if self._are_cases(cases) else None
+        if not self._are_cases(cases):
+            return None
+        template = self._found(said, cases[0], like)
+        for other in cases:
+            _adopt(other, template)
+        return template
+
+    def _found(self, said: dict[int, str], other: _Text, like: list[_Text]) -> Template:
+        """The template of two texts, and of those before that it explains: their next requests belong to it.
+
+        Its name depends on the common text alone, so that it outlives this process.
+        """
+        fixed = {key: size for key, size in other.lines.items() if key in said}
+        common = "\n".join(sorted(said[key] for key in fixed))
+        template = Template(hashlib.blake2b(common.encode(), digest_size=16).digest(), fixed)
+        other.founded = template
+        for earlier in like:
+            if fixed.keys() <= earlier.lines.keys() and self._is_slot(fixed, earlier):
+                _adopt(earlier, template)
+        return template
 
     def _alike(self, text: _Text) -> list[_Text]:
         """Texts of the same scope that share sentences with this one, most first."""
@@ -155,9 +174,9 @@ class TemplateIndex:
         template.texts += 1
         return True
 
-    def _is_slot(self, text: _Text, other: _Text) -> bool:
-        """Whether all that `text` lacks of `other` was its session's own, and shared there."""
-        lacking = [key for key in other.lines if key not in text.lines]
+    def _is_slot(self, kept: Mapping[int, int], other: _Text) -> bool:
+        """Whether all that `kept` lacks of `other` was its session's own, and shared there."""
+        lacking = [key for key in other.lines if key not in kept]
         if not lacking or other.place is None:
             return False
         session = other.place[1]
@@ -175,12 +194,10 @@ class TemplateIndex:
         return bool(partners) and partners.most_common(1)[0][1] >= LEAST_VARIANTS
 
 
-def _found(said: dict[int, str], other: _Text) -> Template:
-    """The template of two texts; its name depends on their common text alone, so that it outlives this process."""
-    fixed = {key: size for key, size in other.lines.items() if key in said}
-    common = "\n".join(sorted(said[key] for key in fixed))
-    other.founded = Template(hashlib.blake2b(common.encode(), digest_size=16).digest(), fixed)
-    return other.founded
+def _adopt(text: _Text, template: Template) -> None:
+    if not text.is_fixed and (text.template is None or text.template.is_given_up):
+        text.template = template
+        template.texts += 1
 
 
 def _share(text: _Text, other: _Text) -> float:
