@@ -54,7 +54,9 @@ def main(question: str) -> None:
     first = Runner.run_sync(front_desk, question, max_turns=4)
     print(f"{first.last_agent.name}: {first.final_output!r}")
     again = Runner.run_sync(
-        first.last_agent, [*first.to_input_list(), {"role": "user", "content": "Thank you. Anything else?"}], max_turns=2
+        first.last_agent,
+        [*first.to_input_list(), {"role": "user", "content": "Thank you. Anything else?"}],
+        max_turns=2,
     )
     print(f"{again.last_agent.name}: {again.final_output!r}")
 

@@ -45,7 +45,11 @@ def plan(client: OpenAI, history: History) -> str:
 
 def write(client: OpenAI, history: History) -> str:
     stream = client.chat.completions.create(
-        model=MODEL, messages=prompt(WRITER, history), max_tokens=32, stream=True, stream_options={"include_usage": True}
+        model=MODEL,
+        messages=prompt(WRITER, history),
+        max_tokens=32,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 

@@ -2,20 +2,26 @@
 
 A chat client sends its whole history each time, so a later request begins with an earlier prompt.
 Each accepted prompt leaves an `End` at the hash of its history (without the leading system messages:
-the agents of a team share a history but not a system prompt). A request that extends an end
-continues that session. Rules that keep strangers apart:
+the agents of a team share a history but not a system prompt; and without telling `user` from
+`assistant`: each agent of a group chat calls its own turns the one and all others' the other). A
+request that extends an end continues that session. Rules that keep strangers apart:
 
 - A history without an assistant turn that equals an end exactly starts a new session: two clients
-  may open with the same words.
+  may open with the same words. But an agent that hasn't opened so joins the oldest session that
+  another agent opened with the same long text and that hasn't gone on: a supervisor hands its
+  worker the task as it came.
 - Of several sessions with the same end, one that no request has continued yet is taken first, the
-  same agent's before others, the oldest first; a continued one only if there is no other (a fan-out
-  from one point).
+  same agent's before others, the oldest first; a continued one (a fan-out from one point) or an
+  agent's own repeated request (a retry) only if there is no other, and if no other session has since
+  come to an earlier point and waits there (the same conversation once more, with the same answers).
 - Only ends of prompts that were served count, so a few-shot prefix that many clients share doesn't
   join them.
 """
 
 import hashlib
+import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,16 +33,20 @@ MAX_ENDS = 32_768
 MAX_SESSIONS_PER_END = 64
 """Sessions that stand at the same history; the oldest is forgotten first."""
 
+LEAST_TASK_CHARS = 24
+"""Openings shorter than this (a greeting) don't make two agents a team."""
+
 BULK_BYTES = 1024
 """Texts from this length on enter the chain by their SHA-256, which is faster than BLAKE2 over them."""
 
 
 @dataclass(slots=True)
 class End:
-    """The end of one accepted prompt."""
+    """The end of one accepted prompt; a later one has a higher number."""
 
     session: str
     agent: str
+    number: int
     claims: int = 0
     continued: bool = False
 
@@ -61,6 +71,7 @@ class ConversationIndex:
     def __init__(self, max_ends: int = MAX_ENDS) -> None:
         self._max_ends = max_ends
         self._ends: OrderedDict[bytes, list[End]] = OrderedDict()
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -70,16 +81,30 @@ class ConversationIndex:
         keys, has_assistant = history_keys(tenant, messages)
         if not keys:
             return Claim(None, None)
-        for index in range(len(keys) - 1, -1, -1):
-            if index == len(keys) - 1 and not has_assistant:
-                continue
-            ends = self._ends.get(keys[index])
-            if ends:
-                self._ends.move_to_end(keys[index])
-                end = _choose(ends, agent)
-                end.claims += 1
-                return Claim(end.session, keys[-1], end)
+        found = self._continued(keys, has_assistant, agent)
+        if found is not None:
+            found.claims += 1
+            return Claim(found.session, keys[-1], found)
+        if not has_assistant and _size(messages) >= LEAST_TASK_CHARS:
+            return Claim(_session_to_join(self._ends.get(keys[-1], ()), agent), keys[-1])
         return Claim(None, keys[-1])
+
+    def _continued(self, keys: list[bytes], has_assistant: bool, agent: str) -> End | None:
+        """The end that a history with these prefixes goes on from; the longest prefix first."""
+        taken: End | None = None
+        for key in reversed(keys if has_assistant else keys[:-1]):
+            ends = self._ends.get(key)
+            if not ends:
+                continue
+            repeated = {end.session for end in ends if end.agent == agent} if key is keys[-1] else ()
+            after = taken.number if taken is not None else -1
+            waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
+            if waiting or taken is None:
+                self._ends.move_to_end(key)
+                taken = _choose(waiting or ends, agent)
+            if waiting:
+                break
+        return taken
 
     def record(self, claim: Claim, session: str, agent: str) -> None:
         """The request was accepted: its own history is now an end of `session`."""
@@ -91,7 +116,7 @@ class ConversationIndex:
         if claim.key is None:
             return
         ends = self._ends.setdefault(claim.key, [])
-        ends.append(End(session, agent))
+        ends.append(End(session, agent, next(self._numbers)))
         del ends[:-MAX_SESSIONS_PER_END]
         self._ends.move_to_end(claim.key)
         while len(self._ends) > self._max_ends:
@@ -103,6 +128,17 @@ class ConversationIndex:
             claim.settled = True
             if claim.end is not None:
                 claim.end.claims -= 1
+
+
+def _session_to_join(ends: Sequence[End], agent: str) -> str | None:
+    """The first session that other agents opened and that hasn't gone on without this one."""
+    closed = {end.session for end in ends if end.continued or end.agent == agent}
+    return next((end.session for end in ends if end.session not in closed), None)
+
+
+def _size(messages: list[dict[str, Any]]) -> int:
+    """Characters that an opening says."""
+    return sum(len(text_of(message.get("content"))) for message in messages[leading_count(messages) :])
 
 
 def _choose(ends: list[End], agent: str) -> End:
@@ -125,7 +161,9 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[byte
     has_assistant = False
     for message in messages[leading_count(messages) :]:
         role = message.get("role")
-        has_assistant = has_assistant or role == "assistant"
+        if role == "assistant":
+            has_assistant = True
+            role = "user"
         text = text_of(message.get("content")).encode()
         chain.update(b"%d:%s" % (len(text), str(role).encode()))
         chain.update(text if len(text) < BULK_BYTES else digest(text))

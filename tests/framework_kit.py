@@ -15,15 +15,18 @@ FIXTURES = ROOT / "tests" / "unit" / "fixtures"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """`agents`: name -> words that stand in this agent's leading message and in no other's.
+    """One script in examples/.
 
-    The selector's words come first where a message holds several agents' words.
+    agents: name -> words that stand in this agent's leading message and in no other's; the selector's come
+        first, since its message holds all agents' words.
+    second_team_opens: the agent with whose first request a run begins a second conversation.
     """
 
     name: str
     agents: dict[str, str]
     packages: tuple[str, ...]
     environment: str = ".venv-frameworks"
+    second_team_opens: str = ""
 
     @property
     def script(self) -> Path:
@@ -72,9 +75,9 @@ EXAMPLES = {
         ),
         Example(
             "autogen_teams",
-            {"selector": "You are in a role play game"}
-            | _named("a bridge repair", "planner", "engineer", "inspector"),
+            {"selector": "You are in a role play game"} | _named("a bridge repair", "planner", "engineer", "inspector"),
             ("autogen-agentchat", "autogen-ext"),
+            second_team_opens="selector",
         ),
         Example(
             "openai_agents_handoffs",

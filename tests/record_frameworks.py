@@ -61,7 +61,6 @@ class Script:
             return _forced_call(body, self._call_id(run))
         return text(f"{RUNS[run]} The {agent} adds point {turn + 1}: measure twice, note the hour and the weather.")
 
-
     def _call_id(self, run: str) -> str:
         """Never the same twice, as a model server's are."""
         return f"call_{run}_{sum(count for (of, _), count in self._turns.items() if of == run)}"
