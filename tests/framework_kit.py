@@ -20,6 +20,7 @@ class Example:
     agents: name -> words that stand in this agent's leading message and in no other's; the selector's come
         first, since its message holds all agents' words.
     second_team_opens: the agent with whose first request a run begins a second conversation.
+    is_optional: its packages are too many for the common test run (docs/frameworks.md has the numbers).
     """
 
     name: str
@@ -27,6 +28,7 @@ class Example:
     packages: tuple[str, ...]
     environment: str = ".venv-frameworks"
     second_team_opens: str = ""
+    is_optional: bool = False
 
     @property
     def script(self) -> Path:
@@ -100,6 +102,7 @@ EXAMPLES = {
             {role: f"You are {role}." for role in ("gardener", "carpenter", "treasurer")},
             ("crewai",),
             ".venv-crewai",
+            is_optional=True,
         ),
     )
 }
