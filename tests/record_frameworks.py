@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from random import Random
 from subprocess import run as run_process
 from typing import Any
 
@@ -25,6 +26,47 @@ TASKS = {"first": "Begin with the north side.", "second": "Begin with what is ch
 RUNS = {**TASKS, "again": TASKS["first"]}
 DROPPED_HEADERS = {"host", "authorization", "content-length", "connection", "accept-encoding"}
 MACHINE_HEADERS = ("x-stainless-os", "x-stainless-arch", "x-stainless-runtime", "x-stainless-lang")
+
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "to",
+    "with",
+    "under",
+    "over",
+    "before",
+    "after",
+    "each",
+    "old",
+    "new",
+    "quiet",
+    "heavy",
+    "open",
+    "narrow",
+    "stone",
+    "water",
+    "timber",
+    "ledger",
+    "harvest",
+    "measure",
+    "carry",
+    "mark",
+    "count",
+    "repair",
+    "hold",
+    "bring",
+    "north",
+    "south",
+    "morning",
+    "evening",
+    "wind",
+    "gravel",
+    "copper",
+    "lantern",
+    "bridge",
+    "garden",
+]
 
 SCRIPTS: dict[tuple[str, str], list[Any]] = {
     ("langgraph_supervisor", "supervisor"): [
@@ -59,11 +101,18 @@ class Script:
             return text(said) if isinstance(said, str) else call(*said, self._call_id(run))
         if body.get("tools") and body.get("tool_choice", "auto") not in ("auto", "none"):
             return _forced_call(body, self._call_id(run))
-        return text(f"{RUNS[run]} The {agent} adds point {turn + 1}: measure twice, note the hour and the weather.")
+        return text(_prose(f"{RUNS[run]} {agent} {turn}"))
 
     def _call_id(self, run: str) -> str:
         """Never the same twice, as a model server's are."""
         return f"call_{run}_{sum(count for (of, _), count in self._turns.items() if of == run)}"
+
+
+def _prose(seed: str) -> str:
+    """Three sentences that share no line with those of another seed, as two answers of a model wouldn't."""
+    random = Random(seed)
+    sentences = (" ".join(random.choices(WORDS, k=random.randint(8, 14))) for _ in range(3))
+    return " ".join(sentence.capitalize() + "." for sentence in sentences)
 
 
 def _forced_call(body: dict[str, Any], call_id: str) -> Message:
