@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 MODEL = "smollm2-135m-instruct"
 # The small model would not hand over by itself: one handoff to choose from, and some tool is required.
-HAND_OVER = ModelSettings(tool_choice="required", max_tokens=32)
+HAND_OVER = ModelSettings(tool_choice="required", max_tokens=128)
 
 clerk = Agent(
     name="clerk",

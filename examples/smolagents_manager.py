@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from smolagents import OpenAIModel, ToolCallingAgent, tool
+from smolagents import ChatMessage, OpenAIModel, ToolCallingAgent, tool
 
 
 @tool
@@ -19,15 +19,23 @@ def tide_table(harbour: str) -> str:
     return f"High water at {harbour}: 04:10 and 16:35."
 
 
-def model(tool_name: str) -> OpenAIModel:
-    """The small model would not choose: each step's tool is named."""
-    choice: dict[str, Any] = {"type": "function", "function": {"name": tool_name}}
-    return OpenAIModel(
+class NamedTool(OpenAIModel):
+    """The small model would not choose: while there are tools, the first one is named."""
+
+    def generate(self, messages: Any, tools_to_call_from: Any = None, **options: Any) -> ChatMessage:
+        if tools_to_call_from:
+            name = next(one.name for one in tools_to_call_from if one.name != "final_answer")
+            options["tool_choice"] = {"type": "function", "function": {"name": name}}
+        return super().generate(messages, tools_to_call_from=tools_to_call_from, **options)
+
+
+def model() -> OpenAIModel:
+    return NamedTool(
         model_id="smollm2-135m-instruct",
         api_base=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
-        tool_choice=choice,
-        max_tokens=48,
+        max_tokens=128,
+        temperature=0.0,
         # Identity in one line, with a model object an agent:
         # client_kwargs={"default_headers": {"x-session-id": task_id, "x-claude-code-agent-id": "pilot"}},
     )
@@ -39,7 +47,7 @@ def main(task: str) -> None:
         description="Knows the tides and the fairway.",
         instructions="You are the pilot of a harbour. Look up the tides before you advise.",
         tools=[tide_table],
-        model=model("tide_table"),
+        model=model(),
         max_steps=2,
         verbosity_level=0,
     )
@@ -48,7 +56,7 @@ def main(task: str) -> None:
         instructions="You are the harbour master. Ask the pilot, then decide when the ship may enter.",
         tools=[],
         managed_agents=[pilot],
-        model=model("pilot"),
+        model=model(),
         max_steps=1,
         verbosity_level=0,
     )

@@ -27,46 +27,8 @@ RUNS = {**TASKS, "again": TASKS["first"]}
 DROPPED_HEADERS = {"host", "authorization", "content-length", "connection", "accept-encoding"}
 MACHINE_HEADERS = ("x-stainless-os", "x-stainless-arch", "x-stainless-runtime", "x-stainless-lang")
 
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "to",
-    "with",
-    "under",
-    "over",
-    "before",
-    "after",
-    "each",
-    "old",
-    "new",
-    "quiet",
-    "heavy",
-    "open",
-    "narrow",
-    "stone",
-    "water",
-    "timber",
-    "ledger",
-    "harvest",
-    "measure",
-    "carry",
-    "mark",
-    "count",
-    "repair",
-    "hold",
-    "bring",
-    "north",
-    "south",
-    "morning",
-    "evening",
-    "wind",
-    "gravel",
-    "copper",
-    "lantern",
-    "bridge",
-    "garden",
-]
+WORDS = """the a of to with under over before after each old new quiet heavy open narrow stone water timber ledger
+harvest measure carry mark count repair hold bring north south morning evening wind gravel copper lantern bridge"""
 
 SCRIPTS: dict[tuple[str, str], list[Any]] = {
     ("langgraph_supervisor", "supervisor"): [
@@ -111,7 +73,7 @@ class Script:
 def _prose(seed: str) -> str:
     """Three sentences that share no line with those of another seed, as two answers of a model wouldn't."""
     random = Random(seed)
-    sentences = (" ".join(random.choices(WORDS, k=random.randint(8, 14))) for _ in range(3))
+    sentences = (" ".join(random.choices(WORDS.split(), k=random.randint(8, 14))) for _ in range(3))
     return " ".join(sentence.capitalize() + "." for sentence in sentences)
 
 
