@@ -20,7 +20,7 @@ class Example:
     agents: name -> words that stand in this agent's leading message and in no other's; the selector's come
         first, since its message holds all agents' words.
     second_team_opens: the agent with whose first request a run begins a second conversation.
-    is_optional: its packages are too many for the common test run (docs/frameworks.md has the numbers).
+    is_optional: its packages are too many for the common test run, or can't be locked (docs/frameworks.md).
     """
 
     name: str
@@ -102,6 +102,13 @@ EXAMPLES = {
             {role: f"You are {role}." for role in ("gardener", "carpenter", "treasurer")},
             ("crewai",),
             ".venv-crewai",
+            is_optional=True,
+        ),
+        Example(
+            "metagpt_company",
+            {role: f"You are a {role}, named" for role in ("draughtswoman", "millwright", "miller")},
+            ("metagpt",),
+            ".venv-metagpt",
             is_optional=True,
         ),
     )

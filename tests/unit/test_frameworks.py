@@ -17,7 +17,7 @@ from tests.framework_kit import EXAMPLES, FIXTURES
 from tests.unit.runtime_kit import Kit
 
 RUNS = ("first", "second", "again")
-IN_PIECES = {"autogen_teams": 4, "crewai_crew": 3, "smolagents_manager": 2}
+IN_PIECES = {"autogen_teams": 4, "crewai_crew": 3, "metagpt_company": 3, "smolagents_manager": 2}
 """Sessions that one conversation may fall into: prompts that nothing of the earlier ones begins."""
 
 WHOLE = sorted(EXAMPLES.keys() - IN_PIECES.keys())
