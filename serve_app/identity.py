@@ -21,6 +21,7 @@ a hash keyed with the application's secret and the tenant, so ids can't be forge
 client id of two tenants is two sessions.
 """
 
+import functools
 import hashlib
 import itertools
 import re
@@ -98,12 +99,12 @@ class _Agent(NamedTuple):
     id: str
     source: str
     label: str
-    text: bytes | None = None
+    text: str | None = None
 
     @property
     def speaker(self) -> str:
         """Whose histories continue each other: each of a template's prompts has its own."""
-        return self.id if self.text is None else self.text.hex()
+        return self.id if self.text is None else self.text
 
 
 @dataclass(slots=True)
@@ -192,11 +193,15 @@ class IdentityResolver:
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
+        text = (scope + content).hex()
+        count = leading_count(messages)
         template = self.templates.name_of(
-            scope + content, scope + of_tools, lambda: sentences(tenant, _opening(messages))
+            text,
+            scope + of_tools,
+            lambda: (sentences(tenant, messages[:count]), sentences(tenant, _first_user(messages[count:]))),
         )
         known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
-        return _Agent(self._id("a", tenant, known_as), "content", label, scope + content)
+        return _Agent(self._id("a", tenant, known_as), "content", label, text)
 
     def _session(
         self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any]
@@ -206,13 +211,18 @@ class IdentityResolver:
         if not isinstance(messages, list):
             messages = []
         if declared is not None:
-            told = [*_opening(messages), *messages[-NEWS_MESSAGES:]]
+            count = leading_count(messages)
+            told = [*messages[:count], *_first_user(messages[count:]), *messages[-NEWS_MESSAGES:]]
             return self.session_id(tenant, declared), source, None, lines_of_messages(tenant, told)
         if not messages:
             return self._id("s", tenant, secrets.token_bytes(16)), "new", None, []
         read: list[Line] = []
         claim = self.conversations.match(
-            tenant, agent.speaker, messages, lambda: self._votes(tenant, agent, messages, read)
+            tenant,
+            agent.speaker,
+            messages,
+            functools.cache(lambda: self._votes(tenant, agent, messages, read)),
+            lambda other: self.templates.are_alike(agent.text, other),
         )
         # A history that is known up to some message was read up to there when it was sent.
         lines = lines_of_messages(tenant, messages[claim.known_messages :]) if claim.known_messages else read
@@ -289,11 +299,9 @@ def _role_of_first_user(messages: list[dict[str, Any]]) -> str:
     return match.group(1) if match else ""
 
 
-def _opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What may hold an agent's role: the leading system text and the first message of a user."""
-    count = leading_count(messages)
-    users = (message for message in messages[count:] if message.get("role") == "user")
-    return [*messages[:count], *itertools.islice(users, 1)]
+def _first_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first message of a user, which may hold a role's fixed text."""
+    return list(itertools.islice((message for message in messages if message.get("role") == "user"), 1))
 
 
 def _is_final(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:

@@ -51,6 +51,7 @@ class _Text:
     """One system text: its sentences, where it was sent, and the template it belongs to or gave rise to."""
 
     lines: dict[int, int]
+    system: frozenset[int]
     scope: bytes
     place: tuple[str, str] | None = None
     template: Template | None = None
@@ -73,7 +74,7 @@ class TemplateIndex:
 
     def __init__(self, is_session_text: Callable[[int, str], bool]) -> None:
         self._is_session_text = is_session_text
-        self._texts: OrderedDict[bytes, _Text] = OrderedDict()
+        self._texts: OrderedDict[str, _Text] = OrderedDict()
         self._by_line: OrderedDict[int, list[_Text]] = OrderedDict()
         self._templates: OrderedDict[bytes, Template] = OrderedDict()
         self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
@@ -81,19 +82,31 @@ class TemplateIndex:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def name_of(self, digest: bytes, scope: bytes, sentences: Callable[[], dict[int, str]]) -> bytes | None:
-        """The template that a text belongs to. `scope`: only texts of one scope (tenant, tools) are compared."""
+    def name_of(
+        self, digest: str, scope: bytes, read: Callable[[], tuple[dict[int, str], dict[int, str]]]
+    ) -> bytes | None:
+        """The template that a text belongs to. `scope`: only texts of one scope (tenant, tools) are compared.
+
+        `read` gives the sentences of the system text and those of the first user's message.
+        """
         text = self._texts.get(digest)
         if text is None:
-            said = sentences()
-            text = self._texts[digest] = _Text({key: len(line) for key, line in said.items()}, scope)
+            system, asked = read()
+            said = {**asked, **system}
+            lines = {key: len(line) for key, line in said.items()}
+            text = self._texts[digest] = _Text(lines, frozenset(system), scope)
             text.template = self._template_of(text, said)
             self._remember(text)
         self._texts.move_to_end(digest)
         template = text.template
         return None if template is None or template.is_given_up else template.name
 
-    def note(self, digest: bytes | None, tenant: str, session: str, agent: str) -> None:
+    def are_alike(self, digest: str | None, other: str) -> bool:
+        """Whether two system texts share a sentence; what was forgotten is like nothing."""
+        one, two = self._texts.get(digest or ""), self._texts.get(other)
+        return one is not None and two is not None and not one.system.isdisjoint(two.system)
+
+    def note(self, digest: str | None, tenant: str, session: str, agent: str) -> None:
         """A request of `agent` was accepted in `session`, with the text of that digest."""
         place = (tenant, session)
         known = self._sessions.setdefault(place, _Session())

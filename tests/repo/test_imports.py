@@ -15,6 +15,7 @@ ALLOWED = {
     "cluster": {"cluster", "serve_app", "replicas", "runtime_actor"},
     "benchmarks": {"benchmarks", "cluster", "serve_app", "replicas", "runtime_actor"},
     "demo": {"demo"},
+    "examples": set(),
 }
 EXCEPTIONS = {
     # `source: embedded` in a configuration means a folder that only cluster knows how to make.

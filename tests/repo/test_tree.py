@@ -65,6 +65,22 @@ def test_locks_hold_what_the_project_pins(root: Path) -> None:
                 assert pinned[name].split("+")[0] == line.split("==")[1], f"{kind}: {line}; run scripts/lock"
 
 
+def test_locks_of_the_examples_hold_their_groups(root: Path) -> None:
+    groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
+    for group, wanted in groups.items():
+        lock = (root / "requirements" / f"{group}.txt").read_text()
+        pinned = dict(re.findall(r"^([\w.-]+)==([\w.+!-]+)", lock, re.MULTILINE))
+        for line in wanted:
+            name, _, version = re.sub(r"\[.*\]", "", line).partition("==")
+            name = name.split(">=")[0]
+            assert name in pinned and version in ("", pinned[name]), f"{group}: {line}; run scripts/lock"
+    served, used = (
+        re.search(r"^openai==(\S+)", (root / "requirements" / f"{kind}.txt").read_text(), re.MULTILINE)
+        for kind in ("cpu", "frameworks")
+    )
+    assert served and used and served.group(1) == used.group(1), "the examples' openai is the one of the demo"
+
+
 def test_links_of_documents_resolve(root: Path, tracked_files: list[Path]) -> None:
     broken = []
     for path in tracked_files:

@@ -87,6 +87,46 @@ def test_shared_few_shot_prefix_joins_nobody() -> None:
     assert len(sessions) == 5
 
 
+TASK = "count the herons at the weir"
+
+
+def test_agents_that_call_others_turns_the_users_share_a_session() -> None:
+    """As in a group chat: each agent's own turns are the assistant's, all others' the user's."""
+    client = Client(ConversationIndex())
+    said: list[str] = []
+    sessions = set()
+    for turn, agent in enumerate(["planner", "coder", "tester"] * 3):
+        history = [reply(text) if n % 3 == turn % 3 else user(text) for n, text in enumerate(said)]
+        sessions.add(client.send([user(TASK), *history], agent=agent))
+        # A second team on the same task goes on at the same time.
+        client.send([user(TASK), *([reply("other")] * turn)], agent="other")
+        said.append(f"{agent} {turn}")
+    assert len(sessions) == 1
+
+
+def test_a_worker_that_is_handed_the_task_as_it_came_joins() -> None:
+    client = Client(ConversationIndex())
+    both = [client.send([user(TASK)], agent="supervisor") for _ in range(2)]
+    assert both[0] != both[1]
+    assert [client.send([user(TASK)], agent="worker") for _ in range(2)] == both
+    assert client.send([user(TASK), reply("three")], agent="supervisor") == both[0]
+    assert client.send([user(TASK)], agent="late") == both[1], "one that went on isn't joined any more"
+
+
+def test_a_greeting_makes_no_team() -> None:
+    client = Client(ConversationIndex())
+    assert len({client.send([user("good morning")], agent=agent) for agent in "abc"}) == 3
+
+
+def test_the_same_conversation_once_more_is_another_session() -> None:
+    """The same answers too, as from a model without sampling; each turn finds the session that is under way."""
+    client = Client(ConversationIndex())
+    turns = [[user(TASK)], [user(TASK), reply("a")], [user(TASK), reply("a"), user("b"), reply("c")]]
+    runs = [{client.send(messages, agent=agent) for messages in turns for agent in "pq"} for _ in range(3)]
+    assert [len(run) for run in runs] == [1, 1, 1]
+    assert len(set.union(*runs)) == 3
+
+
 def test_fan_out_stays_in_its_session() -> None:
     client = Client(ConversationIndex())
     first = client.send([user("task")])

@@ -99,6 +99,18 @@ def test_roles_that_come_back_take_their_own_ids_again(gateway: Gateway) -> None
     assert len(set(third)) == len(texts)
 
 
+def test_prompts_of_one_template_that_open_alike_are_strangers(gateway: Gateway) -> None:
+    """The same words to the user in every session are the template's, not a task that was handed on."""
+    sessions = set()
+    for task in TASKS:
+        opening = {"role": "user", "content": "Whom do you need to solve this problem?"}
+        messages = [{"role": "system", "content": PLANNER.format(task)}, opening]
+        resolved = gateway.resolver.resolve("t", {}, {"messages": messages})
+        gateway.resolver.accept(resolved)
+        sessions.add(resolved.identity.session)
+    assert len(sessions) == len(TASKS)
+
+
 def test_tools_keep_templates_apart(gateway: Gateway) -> None:
     tools = [{"type": "function", "function": {"name": "search"}}]
     for n, task in enumerate(TASKS):
@@ -111,7 +123,7 @@ def test_tools_keep_templates_apart(gateway: Gateway) -> None:
 def test_bounded() -> None:
     index = TemplateIndex(lambda key, session: False)
     for n in range(MAX_TEXTS + 100):
-        index.name_of(b"%d" % n, b"t", lambda n=n: {n: "a sentence of its own", -1: "a sentence that all have"})
-        index.note(b"%d" % n, "t", f"s{n}", f"a{n}")
+        index.name_of(f"{n}", b"t", lambda n=n: ({n: "a sentence of its own"}, {-1: "a sentence that all have"}))
+        index.note(f"{n}", "t", f"s{n}", f"a{n}")
     assert len(index) == MAX_TEXTS
     assert len(index._sessions) <= MAX_TEXTS and len(index._by_line[-1]) <= 16
