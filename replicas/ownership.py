@@ -52,7 +52,8 @@ class OwnerDirectory:
         self._workloads: OrderedDict[str, WorkloadValues] = OrderedDict()
         self._shared: OrderedDict[tuple[AgentKey, ...], BlockOwner] = OrderedDict()
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
-        self._claims: dict[str, Claim] = {}
+        self.claims: dict[str, Claim] = {}
+        """By request id, of requests that wait or run."""
         self._touched: set[BlockOwner] = set()
         self._news: set[BlockOwner] = set()
         self._sequence = 0
@@ -72,17 +73,17 @@ class OwnerDirectory:
             claim = self._claim(request_id, tag, block_hashes)
         self._sequence += 1
         claim.sequence = self._sequence
-        self._claims[request_id] = claim
+        self.claims[request_id] = claim
         self.waits(request_id)
         return claim
 
     def claim(self, request_id: str) -> Claim | None:
-        return self._claims.get(request_id)
+        return self.claims.get(request_id)
 
     def started(self, request_id: str) -> None:
         """The request runs; its blocks are in use and need no protection."""
         self._set_waiting(request_id, False)
-        claim = self._claims.get(request_id)
+        claim = self.claims.get(request_id)
         if claim is not None:
             claim.reads_rest = True
 
@@ -92,7 +93,7 @@ class OwnerDirectory:
 
     def finished(self, request_id: str) -> None:
         self._set_waiting(request_id, False)
-        claim = self._claims.pop(request_id, None)
+        claim = self.claims.pop(request_id, None)
         if claim is not None and claim.session is not None:
             claim.session.active -= 1
 
@@ -110,7 +111,7 @@ class OwnerDirectory:
         claim = Claim(request_id, tag, rest)
         claim.agent = agent
         claim.session = session
-        claim.runs = self._runs(prefix)
+        claim.set_runs(self._runs(prefix))
         claim.reads_rest = prefix.known_blocks > prefix.num_blocks
         claim.moved = prefix.moved
         return claim
@@ -120,7 +121,7 @@ class OwnerDirectory:
         return tuple((end * size, self._shared_owner(agents)) for end, agents in prefix.runs)
 
     def _set_waiting(self, request_id: str, waiting: bool) -> None:
-        claim = self._claims.get(request_id)
+        claim = self.claims.get(request_id)
         if claim is None or claim.is_warmup:
             return
         for owner in claim.owners:
@@ -130,6 +131,7 @@ class OwnerDirectory:
                 owner.waiting[claim.sequence] = None
             elif owner.waiting.pop(claim.sequence, 0) == 0:
                 continue
+            owner.explain()
             self._touched.add(owner)
 
     # --- owners and sessions ------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class OwnerDirectory:
             self._quiet = False
             for workload, _ in agents:
                 if workload in self._workloads:
-                    self._workloads[workload].is_stale = True
+                    self._workloads[workload].anchor_added()
             if len(self._shared) > self.settings.max_shared_owners:
                 _, oldest = self._shared.popitem(last=False)
                 self._retire(oldest)
@@ -209,6 +211,7 @@ class OwnerDirectory:
         owner.kind = ENDED
         owner.worth = 0.0
         owner.listed = False
+        owner.explain()
         self._touched.add(owner)
 
     # --- what the runtime says ----------------------------------------------------------------------
@@ -273,13 +276,16 @@ class OwnerDirectory:
     def _refresh(self, now: float) -> set[BlockOwner]:
         """Bring worths up to date where something was touched; owners whose worth may differ."""
         owners: set[BlockOwner] = set()
-        stale: set[str] = set()
+        stale: dict[str, WorkloadValues] = {}
         for name, workload in self._workloads.items():
             if workload.is_stale:
-                stale.add(name)
+                stale[name] = workload
                 owners.update(workload.refresh(now, self.settings))
         for agents, owner in self._shared.items():
-            if any(workload in stale for workload, _ in agents):
+            moved = False
+            for name, agent in agents:
+                moved = moved or (name in stale and (len(agents) > 1 or stale[name].anchor_moved(agent)))
+            if moved:
                 owner.worth = self._anchor_worth(agents)
                 owners.add(owner)
         return owners
