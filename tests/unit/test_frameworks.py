@@ -25,13 +25,14 @@ WHOLE = sorted(EXAMPLES.keys() - IN_PIECES.keys())
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A recorded request; `conversation` and `agent` are the truth."""
+    """A recorded request and its answer's text; `conversation` and `agent` are the truth."""
 
     run: str
     conversation: str
     agent: str
     headers: dict[str, str]
     body: dict[str, Any]
+    answer: str
 
 
 def recorded(name: str) -> list[Sent]:
@@ -41,8 +42,13 @@ def recorded(name: str) -> list[Sent]:
         run, agent = one["run"], one["agent"]
         if agent == EXAMPLES[name].second_team_opens:
             parts[run] = 1
-        sent.append(Sent(run, f"{run}-{parts[run]}", agent, one["headers"], one["body"]))
+        sent.append(Sent(run, f"{run}-{parts[run]}", agent, one["headers"], one["body"], text_of(one["answer"])))
     return sent
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    content = answer.get("content")
+    return content if isinstance(content, str) else ""
 
 
 def repeats(name: str, times: int) -> Iterator[Sent]:
@@ -57,6 +63,7 @@ def who(resolver: IdentityResolver, sent: Sent, **headers: str) -> Identity:
     folded = fold_headers((key.encode(), value.encode()) for key, value in raw.items())
     resolved = resolver.resolve("t", folded, sent.body)
     resolver.accept(resolved)
+    resolver.answered(resolved, sent.answer)
     return resolved.identity
 
 
