@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,6 +20,9 @@ from ray.serve.schema import ApplicationStatus
 from cluster import processes
 from cluster.errors import LaunchError
 from runtime_actor.actor import ACTOR_NAME, NAMESPACE
+from serve_app import proxy_guard
+
+ROOT = Path(__file__).resolve().parent.parent
 
 OBJECT_STORE_BYTES = 200 * 1024 * 1024
 """Requests and tables are small; Ray's own default is 30 % of the machine's memory."""
@@ -64,6 +68,7 @@ class LocalRay:
         processes.adopt_orphans()
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         _keep_to_loopback()
+        _guard_the_proxy()
         # A cluster that the user points RAY_ADDRESS at is another one.
         os.environ.pop("RAY_ADDRESS", None)
         for attempt in range(1, START_ATTEMPTS + 1):
@@ -138,6 +143,13 @@ def _keep_to_loopback() -> None:
     processes that Ray starts, the constant for this one, which has read the variable already."""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def _guard_the_proxy() -> None:
+    """Ray's proxy imports the guard by name, in a process whose path isn't the application's."""
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = proxy_guard.IMPORT_PATH
+    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
 
 
 def _end_runtime_actor() -> None:

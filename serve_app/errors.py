@@ -23,6 +23,8 @@ _TYPES = {
     431: "invalid_request_error",
 }
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
 _FIELD = re.compile(r"^[A-Za-z_][A-Za-z0-9_\-]{0,63}$")
 _CONTEXT = re.compile(r"maximum context length|longer than the maximum model length|max_model_len", re.IGNORECASE)
 _VALUE_TAIL = re.compile(r" \(parameter=.*\Z", re.DOTALL)
@@ -83,7 +85,7 @@ def context_length(usable_tokens: int, model_tokens: int, detail: str = "") -> A
         else ""
     )
     message = f"This server's usable context is {usable_tokens} tokens{reason}."
-    return bad_request(f"{message} {detail}".strip(), param="messages", code="context_length_exceeded")
+    return bad_request(f"{message} {detail}".strip(), param="messages", code=CONTEXT_LENGTH_EXCEEDED)
 
 
 def overloaded(retry_after_s: int) -> ApiError:

@@ -31,6 +31,7 @@ from serve_app.engine_api import (
 )
 from serve_app.errors import ApiError, bad_request, model_not_found, unavailable
 from serve_app.exchange import GatewayExchange
+from serve_app.field_checks import CHAT, COMPLETIONS
 from serve_app.flight import Admission, Slot
 from serve_app.generation import ContextLimits, Exchange
 from serve_app.hints import CLIPPED, HintReport, cache_salt, engine_fields, forwarded_headers, read_hints
@@ -99,16 +100,16 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         return JSONResponse(self._card())
 
     async def chat(self, request: Request) -> Response:
-        return await self._generate(preparation.CHAT, request)
+        return await self._generate(CHAT, request)
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(preparation.COMPLETIONS, request)
+        return await self._generate(COMPLETIONS, request)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._utility_body(request)
         kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
         if "messages" in body:
-            body["messages"] = preparation.prepare(preparation.CHAT, {"messages": body["messages"]}, self._limits)[
+            body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)[
                 "messages"
             ]
         return await self._utility("tokenize", preparation.parsed(kind, body))
@@ -260,8 +261,10 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         folded = fold_headers(request.headers.raw) if headers is None else headers
         return self._tenants.caller(folded, request.client.host if request.client else None)
 
-    def _check_model(self, model: Any) -> None:
+    def _check_model(self, model: Any, *, required: bool = True) -> None:
         if model is None:
+            if required:
+                raise bad_request("`model` is required.", "model", "missing_required_parameter")
             return
         if not isinstance(model, str):
             raise bad_request("`model` must be a string.", "model", "invalid_value")
@@ -280,7 +283,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
     async def _utility_body(self, request: Request) -> dict[str, Any]:
         self._caller(request)
         body = await read_object(request, self._settings.config.gateway)
-        self._check_model(body.get("model"))
+        self._check_model(body.get("model"), required=False)
         return {name: value for name, value in body.items() if value is not None}
 
     async def _utility(self, method: str, engine_request: Any) -> Response:

@@ -10,7 +10,15 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from serve_app.errors import ApiError, bad_request, is_context_error, overloaded, timed_out, unavailable
+from serve_app.errors import (
+    CONTEXT_LENGTH_EXCEEDED,
+    ApiError,
+    bad_request,
+    is_context_error,
+    overloaded,
+    timed_out,
+    unavailable,
+)
 from serve_app.streaming import FAILED_IN_ENGINE, EngineRefusal, Opened, client_events, open_response, refusal_error
 
 logger = logging.getLogger("ray.serve")
@@ -76,7 +84,8 @@ class Exchange:
                 if self._is_bad_constraint(str(refusal.error.get("message"))):
                     raise constraint_error() from None
                 if refusal.error.get("code") not in (500, None) or retried:
-                    raise refusal_error(refusal, self.limits.usable_tokens, self.limits.model_tokens) from None
+                    error = refusal_error(refusal, self.limits.usable_tokens, self.limits.model_tokens)
+                    raise self._blamed(error) from None
             except DEATHS:
                 self.close()
                 if retried:
@@ -129,6 +138,17 @@ class Exchange:
             name: value for name, value in self.fields.items() if name not in ("max_tokens", "max_completion_tokens")
         }
         return True
+
+    def _blamed(self, error: ApiError) -> ApiError:
+        """Where prompt and answer together are too long: the field that asks for most of it."""
+        if error.code == CONTEXT_LENGTH_EXCEEDED:
+            error.param = "messages" if "messages" in self.fields else "prompt"
+            for name in ("max_tokens", "max_completion_tokens"):
+                asked = self.fields.get(name) or 0
+                if 2 * asked > self.limits.usable_tokens:
+                    error.param = name
+                    error.message = f"{error.message} `{name}` asks for {asked} of them."
+        return error
 
     def _is_bad_constraint(self, failure_text: str) -> bool:
         """The engine compiles a grammar in its own loop and fails the request without saying why."""

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app.config import GatewayConfig
 from serve_app.errors import ApiError, from_pydantic
 from serve_app.http_input import header_bytes
+from serve_app.http_responses import respond
 
 _STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -51,10 +52,6 @@ class HeaderLimit:
             await respond(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def respond(error: ApiError, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(error.body(), status_code=error.status, headers={**error.headers, **(headers or {})})
 
 
 async def _api_error(_: Request, error: Any) -> JSONResponse:

@@ -14,11 +14,9 @@ from pydantic import BaseModel, ValidationError
 from serve_app.canonical import LEADING_ROLES, strip_billing
 from serve_app.engine_api import ChatCompletionRequest, CompletionRequest, VLLMClientError
 from serve_app.errors import bad_request, from_pydantic
+from serve_app.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.structured_outputs import check_structured_outputs
-
-CHAT = "chat"
-COMPLETIONS = "completions"
 
 _CLASSES: dict[str, type[BaseModel]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 _PART_MODALITIES = {"text": "text", "input_text": "text", "refusal": "text", "thinking": "text"}
@@ -42,6 +40,7 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
         ApiError: 400 naming the field.
     """
     fields = {name: value for name, value in body.items() if value is not None}
+    check_fields(endpoint, fields)
     _check_numbers(endpoint, fields, limits)
     if fields.get("use_beam_search"):
         raise bad_request("`use_beam_search` is not supported here.", "use_beam_search", "unsupported_value")
@@ -50,7 +49,7 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
         if "tools" not in fields and fields.get("tool_choice") in ("none", "auto"):
             del fields["tool_choice"]
     else:
-        _check_prompt(fields)
+        check_prompt(fields.get("prompt"))
     check_structured_outputs(fields)
     validated(endpoint, fields)
     return {name: value for name, value in fields.items() if name not in REPLACED_FIELDS}
@@ -93,8 +92,7 @@ def _messages(messages: Any, modalities: frozenset[str]) -> list[dict[str, Any]]
         if not isinstance(message, dict):
             raise bad_request(f"`messages[{index}]` must be an object.", f"messages[{index}]", "invalid_value")
         role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise bad_request(f"`messages[{index}].role` must be a string.", f"messages[{index}].role", "invalid_value")
+        check_role(role, f"messages[{index}]")
         leading = leading and role in LEADING_ROLES
         checked.append(_message(message, f"messages[{index}]", leading, modalities))
     return checked
@@ -105,6 +103,8 @@ def _message(message: dict[str, Any], path: str, leading: bool, modalities: froz
     copy = dict(message)
     if not copy.get("tool_calls"):
         copy.pop("tool_calls", None)
+    else:
+        check_tool_calls(copy["tool_calls"], f"{path}.tool_calls")
     content = copy.get("content")
     if isinstance(content, list):
         _check_parts(content, f"{path}.content", modalities)
@@ -189,16 +189,6 @@ def _check_numbers(endpoint: str, fields: dict[str, Any], limits: Limits) -> Non
         raise bad_request(f"`n` must be from 1 to {limits.max_choices}.", "n", "invalid_value")
     if "stream_options" in fields and not fields.get("stream"):
         raise bad_request("`stream_options` needs `stream` to be true.", "stream_options", "invalid_value")
-
-
-def _check_prompt(fields: dict[str, Any]) -> None:
-    prompt = fields.get("prompt")
-    if prompt is None:
-        raise bad_request("`prompt` is required.", "prompt", "invalid_value")
-    if not isinstance(prompt, (str, list)):
-        raise bad_request("`prompt` must be a string or an array.", "prompt", "invalid_value")
-    if not prompt:
-        raise bad_request("`prompt` must not be empty.", "prompt", "invalid_value")
 
 
 def parsed(kind: type[BaseModel], body: Mapping[str, Any]) -> Any:

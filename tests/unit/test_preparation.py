@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from serve_app.errors import ApiError
-from serve_app.preparation import CHAT, COMPLETIONS, Limits, prepare, validated
+from serve_app.field_checks import CHAT, COMPLETIONS
+from serve_app.preparation import Limits, prepare, validated
 
 TEXT = Limits(frozenset({"text"}), 16)
 NULLS = [
