@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import statistics
 import time
@@ -50,6 +51,11 @@ def tables() -> ReachTables:
     )
 
 
+def digests(text: str, count: int) -> list[bytes]:
+    """As many block hashes, spread as real ones are."""
+    return [hashlib.sha256(f"{text}/{i}".encode()).digest() for i in range(count)]
+
+
 class Bench:
     """One pool, full of cached blocks of `owners` sessions, and requests that go through it."""
 
@@ -76,13 +82,11 @@ class Bench:
         self.serial += 1
         name = str(self.serial)
         which = self.serial * 7 % self.owners
-        head = f"a{which % AGENTS}".encode().ljust(24, b"-")
-        hashes = [head + i.to_bytes(8, "big") for i in range(ANCHOR_BLOCKS)]
-        own = self.serial.to_bytes(24, "big")
-        hashes += [own + i.to_bytes(8, "big") for i in range(REQUEST_BLOCKS - ANCHOR_BLOCKS)]
-        # The anchor's blocks get a hash of their own each time: a hit would leave less to measure.
-        keys = [own + b"a" + digest[-8:] for digest in hashes[:ANCHOR_BLOCKS]] + hashes[ANCHOR_BLOCKS:]
-        request = SimpleNamespace(request_id=name, block_hashes=keys)
+        anchor = digests(f"a{which % AGENTS}", ANCHOR_BLOCKS)
+        own = digests(name, REQUEST_BLOCKS)
+        hashes = anchor + own[ANCHOR_BLOCKS:]
+        # The pool gets other hashes for the anchor each time: a hit would leave less to measure.
+        request = SimpleNamespace(request_id=name, block_hashes=own)
         started = time.thread_time()
         if self.directory is not None:
             tag = OwnerTag("w", f"a{which % AGENTS}", f"s{which}")
