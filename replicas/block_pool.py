@@ -28,9 +28,9 @@ from vllm.v1.request import Request
 
 from replicas.claim import Claim
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner import Owner
-from replicas.owner_values import ANONYMOUS, KINDS, BlockOwner
+from replicas.owner_values import KINDS, BlockOwner
 from replicas.ownership import OwnerDirectory
+from replicas.plain_blocks import blocks_by_hash, hash_blocks, is_plain, occupy_blocks
 from replicas.warm_ledger import WarmLedger
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,9 @@ class PoolOwners:
         self.evicted = [0] * len(EVICTED_KINDS)
         self.by_value = False
         self.failed = False
+        self._is_plain = is_plain(pool)
         self._known = pool.cached_block_hash_to_block
+        self._blocks_by_hash = blocks_by_hash(pool)
         self._nobodys = Claim("", None, directory.nobody)
         self._stock = {name: getattr(pool, name) for name in WRAPPED}
         self._stock_cache_full_blocks = pool.cache_full_blocks
@@ -89,7 +91,7 @@ class PoolOwners:
             self.directory_changed()
 
     def _set_value_queue(self, free: Sequence[KVCacheBlock]) -> None:
-        queue = OwnerFreeQueue(free, self.owner_of, self._changed, self._taken)
+        queue = OwnerFreeQueue(free, self.owner_of, self._changed, self.evicted)
         queue.duplicates = self.duplicates if self.directory.is_active else set()
         self.pool.free_block_queue = queue
 
@@ -131,31 +133,45 @@ class PoolOwners:
     ) -> None:
         if num_cached_blocks >= num_full_blocks:
             return
-        known = len(self._known)
-        self._stock_cache_full_blocks(
-            request, blocks, num_cached_blocks, num_full_blocks, block_size,
-            kv_cache_group_id, block_mask,
-        )  # fmt: skip
+        known = len(self._blocks_by_hash)
+        done = num_cached_blocks
+        if self._is_plain and block_mask is None and block_size == self.pool.hash_block_size:
+            done = hash_blocks(
+                self._blocks_by_hash, request.block_hashes, blocks, num_cached_blocks, num_full_blocks,
+                block_size, kv_cache_group_id,
+            )  # fmt: skip
+        if done < num_full_blocks:
+            self._stock_cache_full_blocks(
+                request, blocks, done, num_full_blocks, block_size, kv_cache_group_id, block_mask
+            )
         if self.failed:
             return
         try:
-            claim = self.directory.claim(request.request_id) or self._nobodys
+            claim = self.directory.claims.get(request.request_id) or self._nobodys
             # As many new keys as blocks: none was null, masked, promoted or a duplicate.
-            if len(self._known) - known != num_full_blocks - num_cached_blocks:
+            if len(self._blocks_by_hash) - known != num_full_blocks - num_cached_blocks:
                 self._note_duplicates(blocks[num_cached_blocks:num_full_blocks])
-            owner_of = self.owner_of
-            for start, stop, owner in claim.spans(num_cached_blocks, num_full_blocks, block_size):
-                for block in blocks[start:stop]:
-                    owner_of[block.block_id] = owner
+            self._tag(claim, blocks, num_cached_blocks, num_full_blocks, block_size)
             if claim.is_warmup:
                 self._mark_warm(claim, blocks[num_cached_blocks:num_full_blocks])
         except Exception:  # noqa: BLE001 - logged by _fail; nothing may rise into the engine's loop
             self._fail("tagging")
 
+    def _tag(self, claim: Claim, blocks: list[KVCacheBlock], start: int, stop: int, block_size: int) -> None:
+        owner_of = self.owner_of
+        if start * block_size < claim.anchor_tokens:
+            for first, end, owner in claim.spans(start, stop, block_size):
+                for block in blocks[first:end]:
+                    owner_of[block.block_id] = owner
+        else:
+            owner = claim.rest
+            for block in blocks[start:stop]:
+                owner_of[block.block_id] = owner
+
     def cache_partial_block(self, request: Request, block: KVCacheBlock, *args: Any, **kwargs: Any) -> Any:
         key = self._stock["cache_partial_block"](request, block, *args, **kwargs)
         if key is not None and not self.failed:
-            claim = self.directory.claim(request.request_id) or self._nobodys
+            claim = self.directory.claims.get(request.request_id) or self._nobodys
             self.owner_of[block.block_id] = claim.rest
             self._note_duplicates([block])
         return key
@@ -209,19 +225,18 @@ class PoolOwners:
     # --- a block loses its hash ---------------------------------------------------------------------
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        if self.by_value:
-            blocks = self._stock_get_new_blocks(num_blocks)
+        known = len(self._blocks_by_hash)
+        queue = self.pool.free_block_queue
+        if self._is_plain and num_blocks <= queue.num_free_blocks:
+            blocks = queue.popleft_n(num_blocks)
+            occupy_blocks(self.pool, self._blocks_by_hash, blocks)
         else:
-            known = len(self._known)
             blocks = self._stock_get_new_blocks(num_blocks)
-            self.evicted[OLDEST] += known - len(self._known)
+        if not self.by_value:
+            self.evicted[OLDEST] += known - len(self._blocks_by_hash)
         if self.twins or self.warm.block_actions:
             self._forget_marks(blocks)
         return blocks
-
-    def _taken(self, owner: Owner, blocks: int) -> None:
-        """The queue gave up so many of an owner's blocks; a list without a name is nobody's."""
-        self.evicted[getattr(owner, "reason", ANONYMOUS)] += blocks
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         self._stock["evict_blocks"](block_ids)
@@ -251,6 +266,7 @@ class PoolOwners:
         done = self._stock["reset_prefix_cache"]()
         if done:
             self._known = self.pool.cached_block_hash_to_block
+            self._blocks_by_hash = blocks_by_hash(self.pool)
             self.owner_of[:] = [None] * len(self.owner_of)
             self.duplicates.clear()
             self.twins.clear()

@@ -18,6 +18,8 @@ class Claim:
 
     __slots__ = (
         "agent",
+        "anchor_tokens",
+        "is_warmup",
         "moved",
         "reads_rest",
         "request_id",
@@ -31,17 +33,15 @@ class Claim:
     def __init__(self, request_id: str, tag: OwnerTag | None, rest: BlockOwner) -> None:
         self.request_id = request_id
         self.tag = tag
+        self.is_warmup = tag is not None and tag.request_kind == WARMUP
         self.rest = rest
         self.runs: tuple[tuple[int, BlockOwner], ...] = ()
+        self.anchor_tokens = 0
         self.moved: tuple[int, ...] = ()
         self.session: Session | None = None
         self.agent: AgentKey | None = None
         self.sequence = 0
         self.reads_rest = True
-
-    @property
-    def is_warmup(self) -> bool:
-        return self.tag is not None and self.tag.request_kind == WARMUP
 
     @property
     def owners(self) -> Iterator[BlockOwner]:
@@ -50,9 +50,9 @@ class Claim:
         if self.reads_rest:
             yield self.rest
 
-    @property
-    def anchor_tokens(self) -> int:
-        return self.runs[-1][0] if self.runs else 0
+    def set_runs(self, runs: tuple[tuple[int, BlockOwner], ...]) -> None:
+        self.runs = runs
+        self.anchor_tokens = runs[-1][0] if runs else 0
 
     def spans(self, start: int, stop: int, block_size: int) -> list[tuple[int, int, BlockOwner]]:
         """Owners of the blocks start..stop of `block_size` tokens, as (start, stop, owner)."""

@@ -16,15 +16,19 @@ looked up when a victim is needed, not when a block is freed.
 from __future__ import annotations
 
 import heapq
-from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any
 
-from replicas.owner import ListEnd, Owner, nothing_changed, untold
+from replicas.owner import Owner, nothing_changed
+from replicas.owner_order import OwnerOrder
 
 MAX_LISTS = 2048
 """Owners with a list of their own; beyond it the least valued ones share the common list."""
+
+_block_id = attrgetter("block_id")
 
 
 class OwnerFreeQueue:
@@ -35,7 +39,7 @@ class OwnerFreeQueue:
         owner_of: owner by block id (None: nobody's); read when a block is freed, kept by the caller.
         changed: returns the owners whose `value` changed since its last call; called when a victim has
             to be chosen among owners.
-        taken: told of each run of blocks of one owner that leaves by `popleft_n`.
+        gone: where blocks are counted that leave an owner's list by `popleft_n`, by `Owner.reason`.
         max_lists: cap on owners with a list of their own.
     """
 
@@ -44,7 +48,7 @@ class OwnerFreeQueue:
         blocks: Sequence[Any],
         owner_of: Sequence[Owner | None],
         changed: Callable[[], Iterable[Owner]] = nothing_changed,
-        taken: Callable[[Owner, int], None] = untold,
+        gone: list[int] | Counter[int] | None = None,
         max_lists: int = MAX_LISTS,
     ) -> None:
         if max_lists < 1:
@@ -55,17 +59,16 @@ class OwnerFreeQueue:
         self.num_folds = 0
         self._owner_of = owner_of
         self._changed = changed
-        self._taken = taken
+        self._gone = Counter() if gone is None else gone
         self._max_lists = max_lists
         self._empty = Owner()
         self._doubles = Owner()
+        self._worthless = (self._empty, self._doubles)
         self._common = Owner()
-        self._heap: list[tuple[float, int, int, Owner]] = []
-        self._serial = 0
-        self._lists = 0
+        self._order = OwnerOrder()
         self._stamp = 0
-        self._stamps = array("q", [0]) * len(owner_of)
-        self._walked = array("q", [-1]) * len(owner_of)
+        self._stamps = [0] * len(owner_of)
+        self._walked = [-1] * len(owner_of)
         self._adopt(blocks)
 
     def _adopt(self, blocks: Sequence[Any]) -> None:
@@ -83,53 +86,59 @@ class OwnerFreeQueue:
 
     def append_n(self, blocks: Sequence[Any]) -> None:
         """Free cached blocks; the first is the least recently used of them."""
-        stamp = self._stamp
-        stamps = self._stamps
-        owner_of = self._owner_of
-        duplicates = self.duplicates
-        common = self._common
-        given: Owner | None = common
-        current: Owner | None = None
-        last: Any = None
-        for block in blocks:
-            block_id = block.block_id
-            owner = owner_of[block_id]
-            if owner is not given or current is None or duplicates:
-                given = owner
-                if owner is None or not owner.listed:
-                    owner = common
-                if duplicates and block_id in duplicates:
-                    owner = self._doubles
-                if owner is not current:
-                    if current is not None:
-                        self._close(current, last)
-                    current = owner
-                    last = owner.tail.prev_free_block
-                    if not owner.entry and owner is not self._doubles:
-                        self._enter(owner, stamp)
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-            stamps[block_id] = stamp
-            stamp += 1
-        if current is not None:
-            self._close(current, last)
-        self._stamp = stamp
-        self.num_free_blocks += len(blocks)
-        if self._lists > self._max_lists:
+        if self.duplicates and not self.duplicates.isdisjoint(map(_block_id, blocks)):
+            for is_duplicate, run in groupby(blocks, lambda block: block.block_id in self.duplicates):
+                (self._append_duplicates if is_duplicate else self._append_owned)(list(run))
+        else:
+            self._append_owned(blocks)
+        if len(self._order) > self._max_lists:
             self._fold()
 
-    @staticmethod
-    def _close(owner: Owner, last: Any) -> None:
-        last.next_free_block = owner.tail
-        owner.tail.prev_free_block = last
+    def _append_owned(self, blocks: Sequence[Any]) -> None:
+        """Blocks that go to one list together share a stamp: their order in it tells their age, and the
+        numbers up to the next stamp are left free for `_set_apart`."""
+        stamps, owner_of = self._stamps, self._owner_of
+        stamp, room = self._stamp, len(blocks)
+        given: Any = self  # nobody's owner
+        last: Any = None
+        owner: Owner = self._common
+        for block in blocks:
+            block_id = block.block_id
+            if owner_of[block_id] is given:
+                block.prev_free_block = last
+                last.next_free_block = block
+            else:
+                if last is not None:
+                    last.next_free_block = owner
+                    owner.prev_free_block = last
+                given = owner_of[block_id]
+                owner = given if given is not None and given.listed else self._common
+                block.prev_free_block = owner.prev_free_block
+                owner.prev_free_block.next_free_block = block
+                stamp += room
+                if owner.entry is None:
+                    self._order.enter(owner, stamp)
+            last = block
+            stamps[block_id] = stamp
+        if last is not None:
+            last.next_free_block = owner
+            owner.prev_free_block = last
+        self._stamp = stamp + room
+        self.num_free_blocks += room
+
+    def _append_duplicates(self, blocks: Sequence[Any]) -> None:
+        self._doubles.extend(blocks)
+        for block in blocks:
+            self._stamps[block.block_id] = self._stamp
+        self._stamp += len(blocks)
+        self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: Sequence[Any]) -> None:
         """Free blocks that hold nothing; they leave before all others, the first one first."""
         if not blocks:
             return
-        following = self._empty.head.next_free_block
-        last: Any = self._empty.head
+        following = self._empty.next_free_block
+        last: Any = self._empty
         stamps = self._stamps
         for block in blocks:
             block.prev_free_block = last
@@ -156,44 +165,42 @@ class OwnerFreeQueue:
         if n <= 0:
             return taken
         self.num_free_blocks -= n
-        for worthless in (self._empty, self._doubles):
-            if worthless.head.next_free_block is not worthless.tail:
-                worthless.take(n, taken)
-        if len(taken) < n:
+        for worthless in self._worthless:
+            if worthless.next_free_block is not worthless:
+                n -= worthless.take(n, taken)
+        if n:
             self._take_from_owners(n, taken)
         return taken
 
     def _take_from_owners(self, n: int, taken: list[Any]) -> None:
-        """Take from the lowest-valued lists; lists of equal value are merged by time of freeing."""
+        """Take from the lowest-valued lists; lists of equal value are merged by time of freeing.
+
+        An entry's stamp is that of the list's first block or an earlier one; only where values are
+        equal does it have to be right.
+        """
         self._apply_changes()
-        heap = self._heap
-        while len(taken) < n:
-            value, stamp, serial, owner = heap[0]
-            if owner.entry != serial:
-                heapq.heappop(heap)
+        entries, stamps = self._order.entries, self._stamps
+        while n:
+            value, _, _, owner = entries[-1]
+            first = owner.next_free_block
+            if first is owner:
+                entries.pop()
+                owner.entry = None
                 continue
-            first = owner.head.next_free_block
-            if first is owner.tail:
-                heapq.heappop(heap)
-                self._leave(owner)
-                continue
-            oldest = self._stamps[first.block_id]
-            if oldest != stamp or owner.value != value:
-                owner.entered_value = owner.value
-                heapq.heapreplace(heap, (owner.value, oldest, serial, owner))
-                continue
-            heapq.heappop(heap)
-            before = len(taken)
-            if heap and heap[0][0] == value:
-                owner.take_older(n, taken, self._stamps, heap[0][1])
-            else:
-                owner.take(n, taken)
-            self._taken(owner, len(taken) - before)
-            first = owner.head.next_free_block
-            if first is owner.tail:
-                self._leave(owner)
-            else:
-                heapq.heappush(heap, (value, self._stamps[first.block_id], serial, owner))
+            if owner.value == -value:
+                if len(entries) == 1 or entries[-2][0] != value:
+                    count = owner.take(n, taken)
+                    n -= count
+                    self._gone[owner.reason] += count
+                    continue
+                limit = -entries[-2][1]
+                if stamps[first.block_id] < limit:
+                    count = owner.take_older(n, taken, stamps, limit)
+                    n -= count
+                    self._gone[owner.reason] += count
+                    continue
+            entries.pop()
+            self._order.enter(owner, stamps[first.block_id])
 
     def remove(self, block: Any) -> None:
         """Take a given free block, as on a cache hit. Raises RuntimeError if it isn't in the queue."""
@@ -209,11 +216,9 @@ class OwnerFreeQueue:
     def drain(self) -> list[Any]:
         """All free blocks in eviction order; the queue is empty then and its owners may join another."""
         blocks = self.get_all_free_blocks()
-        for owner in self._entered():
-            owner.entry = 0
+        for owner in self._order:
             owner.clear()
-        self._heap.clear()
-        self._lists = 0
+        self._order.clear()
         self._empty.clear()
         self._doubles.clear()
         self.num_free_blocks = 0
@@ -239,10 +244,11 @@ class OwnerFreeQueue:
             owner = self._doubles
         if self._list_of(block) is owner:
             return
+        self._set_apart(block)
         stamp = self._stamps[block.block_id]
         self.remove(block)
-        after: Any = owner.tail
-        while after.prev_free_block is not owner.head and (self._stamps[after.prev_free_block.block_id] > stamp):
+        after: Any = owner
+        while after.prev_free_block is not owner and self._stamps[after.prev_free_block.block_id] > stamp:
             after = after.prev_free_block
         before = after.prev_free_block
         block.prev_free_block, block.next_free_block = before, after
@@ -250,48 +256,43 @@ class OwnerFreeQueue:
         self.num_free_blocks += 1
         if owner is not self._doubles:
             self._reenter(owner)
-            if self._lists > self._max_lists:
+            if len(self._order) > self._max_lists:
                 self._fold()
 
-    def _list_of(self, block: Any) -> Owner:
-        while not isinstance(block, ListEnd):
+    def _set_apart(self, block: Any) -> None:
+        """Give each block of this one's run a stamp of its own, in their order."""
+        stamps, walked = self._stamps, self._walked
+        stamp = stamps[block.block_id]
+        before = block.prev_free_block
+        while not isinstance(before, Owner) and stamps[before.block_id] == stamp:
+            block, before = before, before.prev_free_block
+        own = stamp
+        while not isinstance(block, Owner) and stamps[block.block_id] == stamp:
+            if walked[block.block_id] == stamp:
+                walked[block.block_id] = own
+            stamps[block.block_id] = own
+            own += 1
             block = block.next_free_block
-        return block.owner
+
+    def _list_of(self, block: Any) -> Owner:
+        while not isinstance(block, Owner):
+            block = block.next_free_block
+        return block
 
     # --- order of owners ----------------------------------------------------------------------------
 
-    def _enter(self, owner: Owner, stamp: int) -> None:
-        """Put an owner in the order; an older entry of it becomes void."""
-        self._lists += not owner.entry
-        self._serial += 1
-        owner.entry = self._serial
-        owner.entered_value = owner.value
-        heapq.heappush(self._heap, (owner.value, stamp, self._serial, owner))
-        if len(self._heap) > 4 * self._lists + 64:
-            self._heap = [entry for entry in self._heap if entry[3].entry == entry[2]]
-            heapq.heapify(self._heap)
-
     def _reenter(self, owner: Owner) -> None:
-        """As `_enter`, by the list's present head; an empty list leaves the order."""
-        first = owner.head.next_free_block
-        if first is not owner.tail:
-            self._enter(owner, self._stamps[first.block_id])
-        elif owner.entry:
-            self._leave(owner)
-
-    def _leave(self, owner: Owner) -> None:
-        owner.entry = 0
-        self._lists -= 1
+        """Put an owner where its value and its first block belong; an empty list leaves the order."""
+        self._order.leave(owner)
+        first = owner.next_free_block
+        if first is not owner:
+            self._order.enter(owner, self._stamps[first.block_id])
 
     def _apply_changes(self) -> None:
         """An owner that fell needs an entry further up; one that rose is put right when it surfaces."""
         for owner in self._changed():
-            if owner.entry and owner.value < owner.entered_value:
+            if owner.entry is not None and owner.value < -owner.entry[0]:
                 self._reenter(owner)
-
-    def _entered(self) -> list[Owner]:
-        """Owners in the order, unsorted; some may have no block left."""
-        return [owner for _, _, serial, owner in self._heap if owner.entry == serial]
 
     def _fold(self) -> None:
         """Merge the lists of worthless owners, and then of the least valued, into the common list.
@@ -299,7 +300,7 @@ class OwnerFreeQueue:
         Leaves at most three quarters of `max_lists`, so that a fold is paid by many appends.
         """
         self._apply_changes()
-        owners = [owner for owner in self._entered() if owner is not self._common]
+        owners = [owner for owner in self._order if owner is not self._common]
         owners.sort(key=lambda owner: (owner.listed, owner.value))
         keep = self._max_lists * 3 // 4
         folded = [self._common]
@@ -309,14 +310,8 @@ class OwnerFreeQueue:
         blocks.sort(key=lambda block: self._stamps[block.block_id])
         for owner in folded:
             owner.clear()
-            if owner.entry:
-                self._leave(owner)
-        last: Any = self._common.head
-        for block in blocks:
-            block.prev_free_block = last
-            last.next_free_block = block
-            last = block
-        self._close(self._common, last)
+            self._order.leave(owner)
+        self._common.extend(blocks)
         self._reenter(self._common)
         self.num_folds += 1
 
@@ -350,7 +345,7 @@ class OwnerFreeQueue:
         yield from self._empty
         yield from self._doubles
         by_value: dict[float, list[Owner]] = {}
-        for owner in self._entered():
+        for owner in self._order:
             by_value.setdefault(owner.value, []).append(owner)
         for value in sorted(by_value):
             yield from heapq.merge(*by_value[value], key=lambda block: self._stamps[block.block_id])
@@ -365,7 +360,7 @@ class OwnerFreeQueue:
             if count:
                 picked.append((None, count))
         self._apply_changes()
-        for owner in sorted(self._entered(), key=lambda owner: owner.value):
+        for owner in sorted(self._order, key=lambda owner: owner.value):
             if owner is self._common or not left:
                 continue
             count = sum(1 for _ in islice(owner, left))
@@ -377,13 +372,15 @@ class OwnerFreeQueue:
     def check_invariants(self) -> None:
         """Raises AssertionError unless lists, counts and order agree; O(free blocks), for tests."""
         seen: set[int] = set()
-        lists = [self._empty, self._doubles, *self._entered()]
+        lists = [self._empty, self._doubles, *self._order]
         for owner in lists:
-            before: Any = owner.head
+            before: Any = owner
             for block in owner:
                 assert block.prev_free_block is before and block.block_id not in seen
                 seen.add(block.block_id)
                 before = block
-            assert owner.tail.prev_free_block is before
+            assert owner.prev_free_block is before
         assert len(seen) == self.num_free_blocks, (len(seen), self.num_free_blocks)
-        assert len(lists) - 2 == self._lists <= self._max_lists + 1
+        assert sorted(self._order.entries) == self._order.entries
+        assert all(entry[3].entry is entry for entry in self._order.entries)
+        assert len(self._order) <= self._max_lists + 1

@@ -114,15 +114,15 @@ class BlockOwner(Owner):
 
     def __init__(self, kind: int, agents: tuple[AgentKey, ...] = (), listed: bool = True) -> None:
         super().__init__(listed=listed)
-        self.kind = kind
+        self.kind = self.reason = kind
         self.agents = agents
         self.span: tuple[int, int] = (0, 0)
         self.worth = 0.0
         self.waiting: dict[int, None] = {}
 
-    @property
-    def reason(self) -> int:
-        return WAITING if self.waiting and self.listed else self.kind
+    def explain(self) -> None:
+        """Bring `reason` up to date with `kind`, `waiting` and `listed`."""
+        self.reason = WAITING if self.waiting and self.listed else self.kind
 
     def settled(self, weight: float) -> float:
         """The value that orders: rounded urgency, or above all that while a request waits for it.

@@ -52,7 +52,8 @@ class OwnerDirectory:
         self._workloads: OrderedDict[str, WorkloadValues] = OrderedDict()
         self._shared: OrderedDict[tuple[AgentKey, ...], BlockOwner] = OrderedDict()
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
-        self._claims: dict[str, Claim] = {}
+        self.claims: dict[str, Claim] = {}
+        """By request id, of requests that wait or run."""
         self._touched: set[BlockOwner] = set()
         self._news: set[BlockOwner] = set()
         self._sequence = 0
@@ -72,17 +73,17 @@ class OwnerDirectory:
             claim = self._claim(request_id, tag, block_hashes)
         self._sequence += 1
         claim.sequence = self._sequence
-        self._claims[request_id] = claim
+        self.claims[request_id] = claim
         self.waits(request_id)
         return claim
 
     def claim(self, request_id: str) -> Claim | None:
-        return self._claims.get(request_id)
+        return self.claims.get(request_id)
 
     def started(self, request_id: str) -> None:
         """The request runs; its blocks are in use and need no protection."""
         self._set_waiting(request_id, False)
-        claim = self._claims.get(request_id)
+        claim = self.claims.get(request_id)
         if claim is not None:
             claim.reads_rest = True
 
@@ -92,7 +93,7 @@ class OwnerDirectory:
 
     def finished(self, request_id: str) -> None:
         self._set_waiting(request_id, False)
-        claim = self._claims.pop(request_id, None)
+        claim = self.claims.pop(request_id, None)
         if claim is not None and claim.session is not None:
             claim.session.active -= 1
 
@@ -110,7 +111,7 @@ class OwnerDirectory:
         claim = Claim(request_id, tag, rest)
         claim.agent = agent
         claim.session = session
-        claim.runs = self._runs(prefix)
+        claim.set_runs(self._runs(prefix))
         claim.reads_rest = prefix.known_blocks > prefix.num_blocks
         claim.moved = prefix.moved
         return claim
@@ -120,7 +121,7 @@ class OwnerDirectory:
         return tuple((end * size, self._shared_owner(agents)) for end, agents in prefix.runs)
 
     def _set_waiting(self, request_id: str, waiting: bool) -> None:
-        claim = self._claims.get(request_id)
+        claim = self.claims.get(request_id)
         if claim is None or claim.is_warmup:
             return
         for owner in claim.owners:
@@ -130,6 +131,7 @@ class OwnerDirectory:
                 owner.waiting[claim.sequence] = None
             elif owner.waiting.pop(claim.sequence, 0) == 0:
                 continue
+            owner.explain()
             self._touched.add(owner)
 
     # --- owners and sessions ------------------------------------------------------------------------
@@ -209,6 +211,7 @@ class OwnerDirectory:
         owner.kind = ENDED
         owner.worth = 0.0
         owner.listed = False
+        owner.explain()
         self._touched.add(owner)
 
     # --- what the runtime says ----------------------------------------------------------------------

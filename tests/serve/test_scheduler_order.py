@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from vllm.v1.request import RequestStatus
 
+from replicas.cache_keeper import COUNT_INTERVAL_S
 from replicas.engine_messages import EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, WARMUP
 from runtime_actor.tables import OTHER, ReachTables
@@ -260,4 +262,5 @@ def test_resident_blocks_are_counted_and_the_counts_come_down(tmp_path: Path) ->
     hashed = sum(block.block_hash is not None for block in blocks)
     assert report.evicted_blocks > 100 and report.cached_blocks <= hashed
     engine.scheduler.reset_prefix_cache()
+    time.sleep(COUNT_INTERVAL_S * len(blocks))
     assert exchange(engine).resident == {}
