@@ -234,6 +234,10 @@ class WorkloadValues:
         self._touched: set[Session] = set()
         self._sum: NDArray[np.float64] | None = None
         self._anchor_worths: list[float] = []
+        self._anchor_steps: NDArray[np.float64] | None = None
+        """What the anchors' values were rounded to at the last refresh."""
+        self._moved: frozenset[str] | None = None
+        """Agents with a slot whose anchor's value changed by the last refresh; None: all."""
         self._others: dict[str, float] = {}
         """Agents without a slot that live sessions have used: sum of log(1 - worth); as bounded as those."""
 
@@ -288,6 +292,7 @@ class WorkloadValues:
         """Also starts the sum anew, so that rounding can't add up."""
         self._touched.update(self.sessions.values())
         self._sum = None
+        self._anchor_steps = None
         self._others = {}
         for session in self.sessions.values():
             session.term = None
@@ -312,14 +317,39 @@ class WorkloadValues:
         if tables is None or settings.policy != "reach":
             for owner in owners:
                 owner.worth = 0.0
+            self._moved = None
             return owners
         if self._sum is None:
             self._sum = np.zeros(len(tables.agents))
         if touched:
             self._revalue(touched, tables, now_s, settings.learn_reuse)
         idle_logs = np.minimum(self._sum + self._arrivals(settings), 0.0)
-        self._anchor_worths = (-np.expm1(idle_logs)).tolist()
+        worths = -np.expm1(idle_logs)
+        self._anchor_worths = worths.tolist()
+        self._note_moved(worths, settings.weight)
         return owners
+
+    def _note_moved(self, worths: NDArray[np.float64], weight: float) -> None:
+        """Rounded as `BlockOwner.settled` does: most sums move by less than what a value shows."""
+        assert self.tables is not None
+        urgency = -np.log1p(-np.minimum(worths, MOST_WORTH))
+        steps = np.rint(urgency / (1.0 + urgency) * weight * STEPS)
+        before, self._anchor_steps = self._anchor_steps, steps
+        if before is None:
+            self._moved = None
+        else:
+            self._moved = frozenset(self.tables.agents[i] for i in np.flatnonzero(steps != before).tolist())
+
+    def anchor_moved(self, agent: str) -> bool:
+        """Whether the last refresh can have changed the value of this agent's anchor."""
+        if self._moved is None or self.tables is None or agent in self._moved:
+            return True
+        return self.tables.agents[self.tables.index(agent)] != agent
+
+    def anchor_added(self) -> None:
+        """An anchor that hasn't been valued yet: the next refresh is about all."""
+        self._anchor_steps = None
+        self.is_stale = True
 
     def _revalue(self, sessions: list[Session], tables: ReachTables, now_s: float, learn_reuse: bool) -> None:
         assert self._sum is not None

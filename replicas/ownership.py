@@ -192,7 +192,7 @@ class OwnerDirectory:
             self._quiet = False
             for workload, _ in agents:
                 if workload in self._workloads:
-                    self._workloads[workload].is_stale = True
+                    self._workloads[workload].anchor_added()
             if len(self._shared) > self.settings.max_shared_owners:
                 _, oldest = self._shared.popitem(last=False)
                 self._retire(oldest)
@@ -276,13 +276,16 @@ class OwnerDirectory:
     def _refresh(self, now: float) -> set[BlockOwner]:
         """Bring worths up to date where something was touched; owners whose worth may differ."""
         owners: set[BlockOwner] = set()
-        stale: set[str] = set()
+        stale: dict[str, WorkloadValues] = {}
         for name, workload in self._workloads.items():
             if workload.is_stale:
-                stale.add(name)
+                stale[name] = workload
                 owners.update(workload.refresh(now, self.settings))
         for agents, owner in self._shared.items():
-            if any(workload in stale for workload, _ in agents):
+            moved = False
+            for name, agent in agents:
+                moved = moved or (name in stale and (len(agents) > 1 or stale[name].anchor_moved(agent)))
+            if moved:
                 owner.worth = self._anchor_worth(agents)
                 owners.add(owner)
         return owners
