@@ -4,7 +4,7 @@
 and through ours in `lru` and in `reach` order, step by step in turns, with a cache that is full; a step is
 schedule + update_from_output, with the requests that arrive before it. The ratio is that of the
 time of all steps of a round, its median over the rounds. Afterwards: what an exchange with the runtime
-takes, and how large a workload's tables are.
+takes, and how large the tables are that it carried (no contexts, no waits: a full one's are larger).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODES: dict[str, dict[str, Any] | None] = {"stock": None, "lru": {"policy": "lru
 
 
 def tables(agents: int = AGENTS) -> bytes:
-    """Of the most agents that get a slot, with as many contexts as slots."""
+    """Of one workload, without contexts and waits."""
     rng = np.random.default_rng(0)
     names = (*(f"a{i}" for i in range(agents)), OTHER)
     n = len(names)

@@ -194,7 +194,8 @@ class OwnerFreeQueue:
                     self._gone[owner.reason] += count
                     continue
                 limit = -entries[-2][1]
-                if stamps[first.block_id] < limit:
+                # Equal: the rival's entry is of a block that has since moved to this owner.
+                if stamps[first.block_id] <= limit:
                     count = owner.take_older(n, taken, stamps, limit)
                     n -= count
                     self._gone[owner.reason] += count

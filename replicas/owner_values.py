@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replicas.owner import Owner
+from replicas.reuse import Reuse
 from replicas.sharing import AgentKey, SharedPrefix
 from replicas.threads import ThreadRanks, Threads
 from runtime_actor.counts import ANY_VISITS, MAX_VISITS
@@ -43,10 +44,6 @@ MAX_GAP_RATIO = 10.0
 
 MAX_COUNTED_AGENTS = 1024
 
-REUSE_PRIOR = 2.0
-REUSE_MEMORY = 256.0
-"""Observations after which what was seen of reuse counts half."""
-
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
@@ -78,29 +75,6 @@ class ValueSettings:
 def worth_of(value: float) -> float:
     """The forecast that a value orders by, in [0, 1]; 1.0 for what a waiting request needs."""
     return -math.expm1(-value / (1.0 - value)) if value < 1.0 else 1.0
-
-
-class Reuse:
-    """How much of what a session left behind its next request of the same agent finds useful.
-
-    A harness that rewrites its prompts each time never reads its own KV again, however soon it is back.
-    """
-
-    __slots__ = ("count", "total")
-
-    def __init__(self) -> None:
-        self.total = 0.0
-        self.count = 0.0
-
-    def observe(self, share: float) -> None:
-        if self.count >= REUSE_MEMORY:
-            self.total *= 0.5
-            self.count *= 0.5
-        self.total += share
-        self.count += 1.0
-
-    def share(self, prior: float) -> float:
-        return (self.total + REUSE_PRIOR * prior) / (self.count + REUSE_PRIOR)
 
 
 class BlockOwner(Owner):

@@ -44,7 +44,7 @@ def hash_blocks(
         if block._block_hash is not None or key in known or block.is_null:
             return i
         tokens += block_size
-        block._block_hash = key  # type: ignore[assignment]
+        block._block_hash = key
         block._block_hash_num_tokens = tokens
         known[key] = block
     return stop

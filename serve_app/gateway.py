@@ -109,9 +109,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         body = await self._utility_body(request)
         kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
         if "messages" in body:
-            body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)[
-                "messages"
-            ]
+            body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)["messages"]
         return await self._utility("tokenize", preparation.parsed(kind, body))
 
     async def detokenize(self, request: Request) -> Response:

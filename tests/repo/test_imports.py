@@ -29,9 +29,11 @@ WITHOUT_RAY = {
 PURE_REPLICA_FILES = (
     "free_queue.py",
     "owner.py",
+    "owner_order.py",
     "owner_values.py",
     "ownership.py",
     "claim.py",
+    "reuse.py",
     "sharing.py",
     "residency.py",
 )

@@ -85,7 +85,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         chosen = data.draw(st.lists(st.sampled_from(self.used), unique=True, max_size=6))
-        hashed = data.draw(st.sampled_from(["none", "cached", "double"]))
+        hashed = data.draw(st.sampled_from(["none", "cached", "double", "mixed"]))
         self.used = [block_id for block_id in self.used if block_id not in chosen]
         if hashed == "none":
             self.queue.prepend_n([self.blocks[i] for i in chosen])
@@ -94,7 +94,7 @@ class QueueMachine(RuleBasedStateMachine):
         for block_id in chosen:
             owner = data.draw(st.sampled_from([None, *self.owners]))
             self.owner_of[block_id] = owner
-            if hashed == "double":
+            if hashed == "double" or (hashed == "mixed" and data.draw(st.booleans())):
                 self.queue.duplicates.add(block_id)
                 self.doubles.append(block_id)
             else:
@@ -263,3 +263,17 @@ def test_many_owners_churn_without_losing_a_block(seed: int) -> None:
         queue.append_n(taken)
     queue.check_invariants()
     assert queue.num_free_blocks == 500
+
+
+def test_an_entry_may_still_be_of_a_block_that_moved_to_the_owner_ahead() -> None:
+    first, second = Owner(0.5), Owner(0.5)
+    blocks = [Block(i) for i in range(4)]
+    owner_of: list[Owner | None] = [None] * 4
+    queue = OwnerFreeQueue(blocks, owner_of)
+    queue.popleft_n(4)
+    owner_of[:] = [first] * 4
+    queue.append_n(blocks)
+    owner_of[0] = second
+    queue.reassigned(blocks[0])
+    queue.check_invariants()
+    assert [block.block_id for block in queue.popleft_n(4)] == [0, 1, 2, 3]
