@@ -13,11 +13,25 @@ from demo.compare import Plan, compare
 from demo.report import as_json, as_text
 from demo.runtime_api import DemoError, RuntimeApi
 from demo.session import Problem, SessionLimits
+from demo.stop_signal import StopSignal
 from demo.team import load_members
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    stop = StopSignal()
+    stop.install()
+    try:
+        return _run(options)
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: stopped", file=sys.stderr)
+        return stop.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
     api = RuntimeApi(options.url)
     plan = Plan(
         url=options.url,
@@ -29,15 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         limits=SessionLimits(max_tokens=options.max_tokens, pause_s=options.pause),
     )
     members = list(load_members())
-    try:
-        runs = compare(plan, api)
-        state = api.state()
-    except DemoError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("demo: stopped", file=sys.stderr)
-        return 130
+    runs = compare(plan, api)
+    state = api.state()
     if options.json:
         print(json.dumps(as_json(runs, members, state)))
     else:
