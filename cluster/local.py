@@ -78,7 +78,7 @@ def _serve(cluster: LocalRay, config: LaunchConfig, stop: StopSignals) -> None:
     cluster.start()
     stop.take_over()
     stop.check()
-    print(f"serve: starting {config.model_id} (about a minute; logs: {cluster.log_folder})", flush=True)
+    print(f"serve: starting {config.model_id} (one to three minutes; logs: {cluster.log_folder})", flush=True)
     cluster.deploy(config.serve)
     with _bar("serve: replicas and gateway", stop) as update:
         cluster.wait_until_running(config.application, START_TIMEOUT_S, update)
