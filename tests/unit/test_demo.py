@@ -13,7 +13,7 @@ from openai import APIConnectionError
 
 from demo.__main__ import choose_problems
 from demo.compare import PolicyRun
-from demo.report import as_json, as_text, learnt_transitions
+from demo.report import as_json, as_text, learnt_transitions, notes
 from demo.session import Problem, Session, SessionLimits, Turn, compiles
 from demo.stats import Row, percentile
 from demo.team import Team, load_members, role
@@ -142,6 +142,13 @@ def test_report() -> None:
     assert text.count("team ") >= 2
     assert [row["count"] for row in learnt_transitions(state, members)] == [9]
     assert as_json(runs, members, state)["policies"]["lru"]["requests_per_s"] == 1.0
+
+
+def test_small_runs_are_called_noise() -> None:
+    many, few = PolicyRun("reach", [turn("coder")] * 150), PolicyRun("lru", [turn("coder")] * 149)
+    assert "noise" not in "\n".join(notes({"reach": many}))
+    text = "\n".join(notes({"reach": many, "lru": few}))
+    assert "149 a policy" in text and "several" in text and "--problems 24 or --rounds 2" in text
 
 
 def test_problems_are_the_same_for_the_same_seed() -> None:
