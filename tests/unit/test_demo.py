@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from openai import APIConnectionError
 
-from demo.__main__ import choose_problems
+from demo.__main__ import PROBLEMS, choose_problems, main
 from demo.compare import PolicyRun
 from demo.report import as_json, as_text, learnt_transitions, notes
 from demo.session import Problem, Session, SessionLimits, Turn, compiles
@@ -154,4 +154,12 @@ def test_small_runs_are_called_noise() -> None:
 def test_problems_are_the_same_for_the_same_seed() -> None:
     assert choose_problems(5, 1) == choose_problems(5, 1)
     assert choose_problems(5, 1) != choose_problems(5, 2)
-    assert len(choose_problems(1000, 1)) == 164
+    assert len({problem.task_id for problem in choose_problems(PROBLEMS, 1)}) == PROBLEMS
+
+
+@pytest.mark.parametrize("count", ["0", "165", "99999", "-1", "2.5", "many"])
+def test_problems_beyond_the_set_are_refused(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([f"--problems={count}"])
+    assert caught.value.code == 2
+    assert "allowed: 1 to 164" in capsys.readouterr().err
