@@ -69,6 +69,9 @@ BAD_ARGS = [
     ("engine_kwargs.num_gpu_blocks_override", 1, ">= 2"),
     ("policies.0.mode", "rech", "reach"),
     ("policies.0.wait", 1, "weight"),
+    ("policies.0.mod", "lru", "policies[0].mod: unknown key (value 'lru'); did you mean 'mode'? allowed: "),
+    ("policies.0.prefetch.max_per", 1, "prefetch.max_per: unknown key (value 1); did you mean 'max_per_s'? allowed: "),
+    ("runtime.max_agent", 9, "runtime.max_agent: unknown key (value 9); did you mean 'max_agents'? allowed: "),
     ("policies.0.prefetch.min_predictability", 2, "1"),
     ("policies.0.weight", 50, "weight"),
     ("runtime.window", 1, "16"),
@@ -109,6 +112,10 @@ BAD_FILES = [
     ("proxy_location", "Everywhere", "EveryNode"),
     ("applications", [], "list"),
     ("applications.0.arg", {}, "args"),
+    ("applications.0.runtime_env", {"env_varz": {"A": "1"}}, "did you mean 'env_vars'? allowed: "),
+    ("applications.0.runtime_env", {"env_varz": {"A": "1"}}, "runtime_env.env_varz: unknown key (value {'A': '1'})"),
+    ("applications.0.runtime_env", {"zzz": 1}, "allowed: conda, config, container, env_vars,"),
+    ("applications.0.runtime_env", ["x"], "a mapping"),
     ("applications.0.import_path", "other:app", "serve_app.app:build_app"),
     ("applications.0.deployments", [{"name": "x", "num_replica": 1}], "num_replicas"),
     ("applications.0.args", None, "a mapping"),
@@ -117,7 +124,7 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "allowed"), BAD_FILES, ids=[p for p, _, _ in BAD_FILES])
+@pytest.mark.parametrize(("path", "value", "allowed"), BAD_FILES, ids=[f"{p}-{a}"[:48] for p, _, a in BAD_FILES])
 def test_bad_files(path: str, value: Any, allowed: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_content(changed(FILE, path, value))
@@ -132,7 +139,14 @@ def test_keys_allow_other_hosts() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("a: [", "not YAML"), ("a: 1\na: 2", "twice"), ("", "a mapping"), ("- x", "a mapping"), ("\t", "not YAML")],
+    [
+        ("a: [", "not YAML"),
+        ("a: 1\na: 2", "twice"),
+        ("", "the file is empty"),
+        ("# x\n", "the file is empty"),
+        ("- x", "a mapping"),
+        ("\t", "not YAML"),
+    ],
 )
 def test_broken_text(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "c.yaml"
