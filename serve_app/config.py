@@ -18,8 +18,8 @@ from replicas.settings import ReplicaSettings
 from replicas.simulated_engine import CostModel
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.settings import RuntimeSettings, from_dict
+from serve_app.config_engine import check_engine
 from serve_app.config_errors import explain
-from serve_app.engine_arguments import check_engine_kwargs
 
 EMBEDDED = "embedded"
 DEFAULT_STATE_DIR = "~/.cache/agent-runtime"
@@ -166,7 +166,7 @@ def load(args: Any) -> AppConfig:
         config = AppConfig.model_validate(args)
     except ValidationError as error:
         raise ConfigurationError(explain(error, AppConfig)) from None
-    check_engine_kwargs(config.engine_kwargs)
+    check_engine(config.engine_kwargs, config.engine == "vllm" and config.deployment.num_gpus_per_replica == 0)
     _check_runtime(config)
     _check_capacity(config)
     _check_gpus(config)

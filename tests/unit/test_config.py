@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import yaml
 from runtime_actor.errors import ConfigurationError
 from serve_app import secret_file
 from serve_app.config import is_loopback, load
+from serve_app.config_engine import DTYPES
 from serve_app.config_file import check_content, check_file
 from serve_app.engine_arguments import engine_argument_types
 
@@ -99,6 +102,36 @@ def test_bad_args_name_key_and_allowed(path: str, value: Any, allowed: str) -> N
     last = path.rsplit(".", 1)[-1]
     assert "\n" not in text
     assert (last in text or "autoscaling" in text) and allowed in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("max_model_length", 1, "unknown key (value 1); did you mean 'max_model_len'?"),
+        ("zzz", 1, "unknown key (value 1); allowed: an argument name of vLLM's engine"),
+        ("block_size", 33, "33 is not allowed on CPU (num_gpus_per_replica is 0); allowed: a multiple of 32"),
+        ("dtype", "bf16", "'bf16' is not allowed; allowed: auto, half, float16, bfloat16, float, float32"),
+        ("dtype", ["half"], "['half'] is not allowed; allowed: auto, half"),
+    ],
+)
+def test_engine_arguments(key: str, value: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(changed(ARGS, f"engine_kwargs.{key}", value))
+    assert str(caught.value).startswith(f"engine_kwargs.{key}: {text}")
+
+
+def test_block_sizes_elsewhere_are_the_engines_own() -> None:
+    sixteen = changed(ARGS, "engine_kwargs.block_size", 16)
+    assert load(changed(sixteen, "deployment.num_gpus_per_replica", 1))
+    assert load(changed(sixteen, "engine", "simulated"))
+
+
+def test_dtypes_are_those_of_the_engine() -> None:
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.submodule_search_locations
+    source = Path(spec.submodule_search_locations[0], "config", "model.py").read_text(encoding="utf-8")
+    found = re.search(r"^ModelDType = Literal\[([^]]*)\]", source, re.MULTILINE)
+    assert found is not None and tuple(re.findall(r'"(\w+)"', found[1])) == DTYPES
 
 
 BAD_FILES = [
