@@ -6,6 +6,7 @@ runs it.
 """
 
 import ipaddress
+import os
 import re
 import sys
 from pathlib import Path
@@ -22,7 +23,6 @@ from serve_app.config_engine import check_engine
 from serve_app.config_errors import explain
 
 EMBEDDED = "embedded"
-DEFAULT_STATE_DIR = "~/.cache/agent-runtime"
 
 
 class Section(BaseModel):
@@ -141,8 +141,10 @@ class AppConfig(Section):
 
     @property
     def state_dir(self) -> Path:
-        """Where the secret and the checkpoints of one user live unless configured."""
-        return Path(DEFAULT_STATE_DIR).expanduser()
+        """Where the secret and the checkpoints of one user live unless configured: beside the converted model."""
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+        return root / "agent-runtime"
 
     @property
     def secret_path(self) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.embedded_model import cache_folder
 from runtime_actor.errors import ConfigurationError
 from serve_app import secret_file
 from serve_app.config import is_loopback, load
@@ -52,6 +53,15 @@ def test_a_good_one() -> None:
     assert config.engine_policy()["policy"] == "reach"
     (from_file,) = check_content(FILE)
     assert from_file == config
+
+
+def test_state_lives_beside_the_converted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(ARGS)
+    for base, root in ((str(tmp_path), tmp_path), ("relative", Path.home() / ".cache"), ("", Path.home() / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+        assert config.state_dir == root / "agent-runtime" == cache_folder().parent
+        assert config.secret_path.parent == config.state_dir
+        assert config.runtime_settings().checkpoint_dir == str(config.state_dir / "checkpoints")
 
 
 def test_empty_sections_are_defaults() -> None:
