@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from tqdm import tqdm
 
@@ -19,16 +16,12 @@ from cluster.errors import LaunchError
 from cluster.launch_config import LaunchConfig, check_port, load
 from cluster.local_ray import LocalRay
 from cluster.readiness import wait_until_ready
+from cluster.stop_signals import StopRequested, StopSignals
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "serve_config.yaml"
 START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 120.0
 MANY_STEPS = 20
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class StopRequested(BaseException):
-    """Raised in the main thread by SIGINT and SIGTERM, and by nothing else."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,21 +29,23 @@ def main(arguments: list[str] | None = None) -> int:
     cluster = LocalRay()
     started_s = time.monotonic()
     code = 0
-    _raise_on_signals()
+    stop = StopSignals()
+    stop.install()
     try:
         config = load(options.config, options.port)
         check_port(config.host, config.port)
-        _prepare_model(config)
-        _serve(cluster, config)
+        _prepare_model(config, stop)
+        _serve(cluster, config, stop)
         print(_ready_text(cluster, config, time.monotonic() - started_s), flush=True)
-        threading.Event().wait()
-    except StopRequested:
-        print("\nserve: stopping", flush=True)
+        stop.wait()
+    # Ray's own handler of SIGTERM, there while Ray starts, exits.
+    except (StopRequested, SystemExit):
+        stop.wait_until_printed()
     except LaunchError as error:
         print(f"serve: {error}", file=sys.stderr, flush=True)
         code = 1
     finally:
-        _ignore_signals()
+        stop.ignore()
         cluster.stop()
     if code == 0:
         print("serve: stopped; every process it started has ended", flush=True)
@@ -72,21 +67,22 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _prepare_model(config: LaunchConfig) -> None:
+def _prepare_model(config: LaunchConfig, stop: StopSignals) -> None:
     if config.uses_embedded_model:
-        with _bar("model: converting") as update:
+        with _bar("model: converting", stop) as update:
             ensure_embedded_model(update)
 
 
-def _serve(cluster: LocalRay, config: LaunchConfig) -> None:
+def _serve(cluster: LocalRay, config: LaunchConfig, stop: StopSignals) -> None:
     print("serve: starting Ray", flush=True)
     cluster.start()
-    _raise_on_signals()
-    print(f"serve: starting {config.model_id} (about a minute; logs: {cluster.log_folder})", flush=True)
+    stop.take_over()
+    stop.check()
+    print(f"serve: starting {config.model_id} (one to three minutes; logs: {cluster.log_folder})", flush=True)
     cluster.deploy(config.serve)
-    with _bar("serve: replicas and gateway") as update:
+    with _bar("serve: replicas and gateway", stop) as update:
         cluster.wait_until_running(config.application, START_TIMEOUT_S, update)
-    with _bar("serve: replicas reporting") as update:
+    with _bar("serve: replicas reporting", stop) as update:
         replicas = config.first_replicas
         wait_until_ready(config.url, replicas, ANSWER_TIMEOUT_S, update)
 
@@ -107,12 +103,16 @@ serve: READY after {took_s:.0f} s - {url}/v1 (OpenAI API, model {model})
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """`update(done, total)`: a line that is redrawn on a terminal, else a line where the numbers change."""
+def _bar(label: str, stop: StopSignals) -> Iterator[Callable[[int, int], None]]:
+    """`update(done, total)`: a line that is redrawn on a terminal, else a line where the numbers change.
+
+    It raises StopRequested too.
+    """
     if sys.stderr.isatty():
         with tqdm(desc=label, leave=False, bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}]") as bar:
 
             def redraw(done: int, total: int) -> None:
+                stop.check()
                 bar.total, bar.n = total, done
                 bar.refresh()
 
@@ -122,28 +122,13 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
     def print_change(done: int, total: int) -> None:
         nonlocal shown
+        stop.check()
         # Many steps (tensors of a model) are shown as the first and the last.
         if (done, total) != shown and (total <= MANY_STEPS or done in (1, total)):
             print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
         shown = (done, total)
 
     yield print_change
-
-
-def _raise_on_signals() -> None:
-    """SIGINT, SIGTERM and SIGHUP become StopRequested; Ray's start puts its own handlers there."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise StopRequested
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, stop)
-
-
-def _ignore_signals() -> None:
-    """A second Ctrl-C must not leave processes behind."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

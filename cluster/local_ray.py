@@ -17,7 +17,7 @@ from ray._private import ray_constants
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.serve.schema import ApplicationStatus
 
-from cluster import processes
+from cluster import processes, shared_memory
 from cluster.errors import LaunchError
 from runtime_actor.actor import ACTOR_NAME, NAMESPACE
 from serve_app import proxy_guard
@@ -125,12 +125,15 @@ class LocalRay:
 
     def stop(self) -> int:
         """Save and end the runtime actor, then Serve, Ray and whatever is left; returns how many were left."""
+        held = shared_memory.held_below(os.getpid())
         if ray.is_initialized():
             serve.shutdown()
             # The actor is detached, so that it outlives a redeploy: Serve doesn't end it.
             _end_runtime_actor()
             ray.shutdown()
-        return processes.end_descendants()
+        left = processes.end_descendants()
+        shared_memory.unlink_unmapped(held)
+        return left
 
 
 def _one_line(error: Exception) -> str:

@@ -13,11 +13,28 @@ from demo.compare import Plan, compare
 from demo.report import as_json, as_text
 from demo.runtime_api import DemoError, RuntimeApi
 from demo.session import Problem, SessionLimits
+from demo.stop_signal import StopSignal
 from demo.team import load_members
+
+PROBLEMS = 164
+"""As many as HumanEval has."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    stop = StopSignal()
+    stop.install()
+    try:
+        return _run(options)
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: stopped", file=sys.stderr)
+        return stop.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
     api = RuntimeApi(options.url)
     plan = Plan(
         url=options.url,
@@ -29,15 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         limits=SessionLimits(max_tokens=options.max_tokens, pause_s=options.pause),
     )
     members = list(load_members())
-    try:
-        runs = compare(plan, api)
-        state = api.state()
-    except DemoError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("demo: stopped", file=sys.stderr)
-        return 130
+    runs = compare(plan, api)
+    state = api.state()
     if options.json:
         print(json.dumps(as_json(runs, members, state)))
     else:
@@ -46,9 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def choose_problems(count: int, seed: int) -> list[Problem]:
-    """`count` of HumanEval's 164 problems, the same for the same seed."""
+    """`count` of HumanEval's problems, the same for the same seed."""
     problems = [Problem(key, value["prompt"]) for key, value in read_problems().items()]
-    return random.Random(seed).sample(problems, min(count, len(problems)))
+    return random.Random(seed).sample(problems, count)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -56,7 +66,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="scripts/demo", description="Teams of five agents solve HumanEval problems, policy by policy."
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the running server")
-    parser.add_argument("--problems", type=_positive, default=24, help="problems a run (default 24)")
+    parser.add_argument("--problems", type=_problems, default=24, help=f"problems a run, 1 to {PROBLEMS} (default 24)")
     parser.add_argument("--sessions", type=_positive, default=6, help="problems at once (default 6)")
     parser.add_argument("--teams", type=_positive, default=4, help="teams with agents of their own (default 4)")
     parser.add_argument("--pause", type=_seconds, default=3.0, help="mean seconds of tools between turns (default 3)")
@@ -66,6 +76,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="which problems")
     parser.add_argument("--json", action="store_true", help="print JSON rather than a table")
     return parser.parse_args(arguments)
+
+
+def _problems(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= PROBLEMS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of problems (allowed: 1 to {PROBLEMS})")
+    return int(text)
 
 
 def _positive(text: str) -> int:

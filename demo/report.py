@@ -12,6 +12,8 @@ from demo.stats import rows
 from demo.team import role
 
 TOP_TRANSITIONS = 10
+TELLING_REQUESTS = 150
+"""With fewer requests a policy's figures change by several points from run to run."""
 
 
 def as_json(runs: dict[str, PolicyRun], members: list[str], state: dict[str, Any]) -> dict[str, Any]:
@@ -52,17 +54,24 @@ def as_text(runs: dict[str, PolicyRun], members: list[str], state: dict[str, Any
         f"  {t['from']:>10} -> {t['to']:10} {t['count']:6d}  {t['probability']:.2f}"
         for t in learnt_transitions(state, members)[:TOP_TRANSITIONS]
     ]
-    lines += ["", *notes()]
+    lines += ["", *notes(runs)]
     return "\n".join(lines)
 
 
-def notes() -> list[str]:
-    return [
+def notes(runs: dict[str, PolicyRun]) -> list[str]:
+    lines = [
         "cached = share of prompt tokens found in the prefix cache. Every policy ran the same problems in",
         "the same way; a fresh first line in each system prompt keeps the runs' caches apart, and the order",
         "of the policies alternates from round to round. What was learnt stays between rounds. The model's",
         "chat template prints no tools, so the definitions are part of the system prompts as well.",
     ]
+    fewest = min((len(run.turns) for run in runs.values()), default=0)
+    if fewest < TELLING_REQUESTS:
+        lines += [
+            f"So few requests ({fewest} a policy, fewer than {TELLING_REQUESTS}) tell little: differences of several",
+            "points are noise. To compare policies: --problems 24 or --rounds 2.",
+        ]
+    return lines
 
 
 def learnt_transitions(state: dict[str, Any], members: Iterable[str]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ The actor outlives a redeploy and is configured by a method, so settings cross a
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -117,12 +118,20 @@ def from_dict(cls: type[T], values: Any, path: str) -> T:
         raise ConfigurationError(f"{path}: {values!r} is not allowed; allowed: a mapping")
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in values:
+    for key, value in values.items():
         if key not in fields:
-            raise ConfigurationError(f"{path}.{key}: unknown key; allowed: {', '.join(sorted(fields))}")
+            raise ConfigurationError(_unknown_key(f"{path}.{key}", value, str(key), sorted(fields)))
     return cls(
         **{key: _value(f"{path}.{key}", value, hints[key], fields[key].metadata) for key, value in values.items()}
     )
+
+
+def _unknown_key(path: str, value: Any, key: str, allowed: list[str]) -> str:
+    near = difflib.get_close_matches(key, allowed, n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return f"{path}: unknown key (value {shown}); {hint}allowed: {', '.join(allowed)}"
 
 
 def replace_checked(settings: T, changes: Any, path: str) -> T:

@@ -6,6 +6,7 @@ runs it.
 """
 
 import ipaddress
+import os
 import re
 import sys
 from pathlib import Path
@@ -18,11 +19,10 @@ from replicas.settings import ReplicaSettings
 from replicas.simulated_engine import CostModel
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.settings import RuntimeSettings, from_dict
+from serve_app.config_engine import check_engine
 from serve_app.config_errors import explain
-from serve_app.engine_arguments import check_engine_kwargs
 
 EMBEDDED = "embedded"
-DEFAULT_STATE_DIR = "~/.cache/agent-runtime"
 
 
 class Section(BaseModel):
@@ -141,8 +141,10 @@ class AppConfig(Section):
 
     @property
     def state_dir(self) -> Path:
-        """Where the secret and the checkpoints of one user live unless configured."""
-        return Path(DEFAULT_STATE_DIR).expanduser()
+        """Where the secret and the checkpoints of one user live unless configured: beside the converted model."""
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+        return root / "agent-runtime"
 
     @property
     def secret_path(self) -> Path:
@@ -166,7 +168,7 @@ def load(args: Any) -> AppConfig:
         config = AppConfig.model_validate(args)
     except ValidationError as error:
         raise ConfigurationError(explain(error, AppConfig)) from None
-    check_engine_kwargs(config.engine_kwargs)
+    check_engine(config.engine_kwargs, config.engine == "vllm" and config.deployment.num_gpus_per_replica == 0)
     _check_runtime(config)
     _check_capacity(config)
     _check_gpus(config)

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import (
     DeploymentSchema,
     HTTPOptionsSchema,
@@ -43,6 +44,8 @@ def check_file(path: str) -> list[AppConfig]:
 
 def check_content(content: Any) -> list[AppConfig]:
     """Raises ConfigurationError without a file's name."""
+    if content is None:
+        raise ConfigurationError("the file is empty; allowed: a mapping with at least 'applications'")
     _check_level(content, ServeDeploySchema, "")
     _check_level(content.get("http_options"), HTTPOptionsSchema, "http_options")
     _check_level(content.get("grpc_options"), gRPCOptionsSchema, "grpc_options")
@@ -82,10 +85,24 @@ def _load_args(application: dict[str, Any], index: int) -> AppConfig:
 
 def _check_application(application: Any, path: str) -> None:
     _check_level(application, ServeApplicationSchema, path)
-    deployments = application.get("deployments") if isinstance(application, dict) else None
+    _check_runtime_env(application.get("runtime_env"), f"{path}.runtime_env")
+    deployments = application.get("deployments")
     if isinstance(deployments, list):
         for index, deployment in enumerate(deployments):
             _check_level(deployment, DeploymentSchema, f"{path}.deployments[{index}]")
+
+
+def _check_runtime_env(value: Any, path: str) -> None:
+    """Ray takes unknown keys here, and what they were to set stays unset."""
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{path}: {shown(value)} is not allowed; allowed: a mapping")
+    # Ray's plugins hand theirs on under names with an underscore in front.
+    allowed = sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
+    for key, item in value.items():
+        if key not in RuntimeEnv.known_fields:
+            raise ConfigurationError(unknown_key(f"{path}.{key}", item, str(key), allowed))
 
 
 def _check_level(value: Any, schema: type[BaseModel], path: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.embedded_model import cache_folder
 from runtime_actor.errors import ConfigurationError
 from serve_app import secret_file
 from serve_app.config import is_loopback, load
+from serve_app.config_engine import DTYPES
 from serve_app.config_file import check_content, check_file
 from serve_app.engine_arguments import engine_argument_types
 
@@ -51,6 +55,15 @@ def test_a_good_one() -> None:
     assert from_file == config
 
 
+def test_state_lives_beside_the_converted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(ARGS)
+    for base, root in ((str(tmp_path), tmp_path), ("relative", Path.home() / ".cache"), ("", Path.home() / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+        assert config.state_dir == root / "agent-runtime" == cache_folder().parent
+        assert config.secret_path.parent == config.state_dir
+        assert config.runtime_settings().checkpoint_dir == str(config.state_dir / "checkpoints")
+
+
 def test_empty_sections_are_defaults() -> None:
     assert load({"model": ARGS["model"], "gateway": None, "routing": None}).gateway.api_keys == []
 
@@ -69,6 +82,9 @@ BAD_ARGS = [
     ("engine_kwargs.num_gpu_blocks_override", 1, ">= 2"),
     ("policies.0.mode", "rech", "reach"),
     ("policies.0.wait", 1, "weight"),
+    ("policies.0.mod", "lru", "policies[0].mod: unknown key (value 'lru'); did you mean 'mode'? allowed: "),
+    ("policies.0.prefetch.max_per", 1, "prefetch.max_per: unknown key (value 1); did you mean 'max_per_s'? allowed: "),
+    ("runtime.max_agent", 9, "runtime.max_agent: unknown key (value 9); did you mean 'max_agents'? allowed: "),
     ("policies.0.prefetch.min_predictability", 2, "1"),
     ("policies.0.weight", 50, "weight"),
     ("runtime.window", 1, "16"),
@@ -98,6 +114,36 @@ def test_bad_args_name_key_and_allowed(path: str, value: Any, allowed: str) -> N
     assert (last in text or "autoscaling" in text) and allowed in text
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("max_model_length", 1, "unknown key (value 1); did you mean 'max_model_len'?"),
+        ("zzz", 1, "unknown key (value 1); allowed: an argument name of vLLM's engine"),
+        ("block_size", 33, "33 is not allowed on CPU (num_gpus_per_replica is 0); allowed: a multiple of 32"),
+        ("dtype", "bf16", "'bf16' is not allowed; allowed: auto, half, float16, bfloat16, float, float32"),
+        ("dtype", ["half"], "['half'] is not allowed; allowed: auto, half"),
+    ],
+)
+def test_engine_arguments(key: str, value: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(changed(ARGS, f"engine_kwargs.{key}", value))
+    assert str(caught.value).startswith(f"engine_kwargs.{key}: {text}")
+
+
+def test_block_sizes_elsewhere_are_the_engines_own() -> None:
+    sixteen = changed(ARGS, "engine_kwargs.block_size", 16)
+    assert load(changed(sixteen, "deployment.num_gpus_per_replica", 1))
+    assert load(changed(sixteen, "engine", "simulated"))
+
+
+def test_dtypes_are_those_of_the_engine() -> None:
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.submodule_search_locations
+    source = Path(spec.submodule_search_locations[0], "config", "model.py").read_text(encoding="utf-8")
+    found = re.search(r"^ModelDType = Literal\[([^]]*)\]", source, re.MULTILINE)
+    assert found is not None and tuple(re.findall(r'"(\w+)"', found[1])) == DTYPES
+
+
 BAD_FILES = [
     ("http_options.prot", 1, "port"),
     ("http_options.port", 0, "65535"),
@@ -109,6 +155,10 @@ BAD_FILES = [
     ("proxy_location", "Everywhere", "EveryNode"),
     ("applications", [], "list"),
     ("applications.0.arg", {}, "args"),
+    ("applications.0.runtime_env", {"env_varz": {"A": "1"}}, "did you mean 'env_vars'? allowed: "),
+    ("applications.0.runtime_env", {"env_varz": {"A": "1"}}, "runtime_env.env_varz: unknown key (value {'A': '1'})"),
+    ("applications.0.runtime_env", {"zzz": 1}, "allowed: conda, config, container, env_vars,"),
+    ("applications.0.runtime_env", ["x"], "a mapping"),
     ("applications.0.import_path", "other:app", "serve_app.app:build_app"),
     ("applications.0.deployments", [{"name": "x", "num_replica": 1}], "num_replicas"),
     ("applications.0.args", None, "a mapping"),
@@ -117,7 +167,7 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "allowed"), BAD_FILES, ids=[p for p, _, _ in BAD_FILES])
+@pytest.mark.parametrize(("path", "value", "allowed"), BAD_FILES, ids=[f"{p}-{a}"[:48] for p, _, a in BAD_FILES])
 def test_bad_files(path: str, value: Any, allowed: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_content(changed(FILE, path, value))
@@ -132,7 +182,14 @@ def test_keys_allow_other_hosts() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("a: [", "not YAML"), ("a: 1\na: 2", "twice"), ("", "a mapping"), ("- x", "a mapping"), ("\t", "not YAML")],
+    [
+        ("a: [", "not YAML"),
+        ("a: 1\na: 2", "twice"),
+        ("", "the file is empty"),
+        ("# x\n", "the file is empty"),
+        ("- x", "a mapping"),
+        ("\t", "not YAML"),
+    ],
 )
 def test_broken_text(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "c.yaml"

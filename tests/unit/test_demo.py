@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from openai import APIConnectionError
 
-from demo.__main__ import choose_problems
+from demo.__main__ import PROBLEMS, choose_problems, main
 from demo.compare import PolicyRun
-from demo.report import as_json, as_text, learnt_transitions
+from demo.report import as_json, as_text, learnt_transitions, notes
 from demo.session import Problem, Session, SessionLimits, Turn, compiles
 from demo.stats import Row, percentile
 from demo.team import Team, load_members, role
@@ -144,7 +144,22 @@ def test_report() -> None:
     assert as_json(runs, members, state)["policies"]["lru"]["requests_per_s"] == 1.0
 
 
+def test_small_runs_are_called_noise() -> None:
+    many, few = PolicyRun("reach", [turn("coder")] * 150), PolicyRun("lru", [turn("coder")] * 149)
+    assert "noise" not in "\n".join(notes({"reach": many}))
+    text = "\n".join(notes({"reach": many, "lru": few}))
+    assert "149 a policy" in text and "several" in text and "--problems 24 or --rounds 2" in text
+
+
 def test_problems_are_the_same_for_the_same_seed() -> None:
     assert choose_problems(5, 1) == choose_problems(5, 1)
     assert choose_problems(5, 1) != choose_problems(5, 2)
-    assert len(choose_problems(1000, 1)) == 164
+    assert len({problem.task_id for problem in choose_problems(PROBLEMS, 1)}) == PROBLEMS
+
+
+@pytest.mark.parametrize("count", ["0", "165", "99999", "-1", "2.5", "many"])
+def test_problems_beyond_the_set_are_refused(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([f"--problems={count}"])
+    assert caught.value.code == 2
+    assert "allowed: 1 to 164" in capsys.readouterr().err
