@@ -259,10 +259,9 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         folded = fold_headers(request.headers.raw) if headers is None else headers
         return self._tenants.caller(folded, request.client.host if request.client else None)
 
-    def _check_model(self, model: Any, *, required: bool = True) -> None:
+    def _check_model(self, model: Any) -> None:
+        """Without one the request is for the model that is served: there is only one."""
         if model is None:
-            if required:
-                raise bad_request("`model` is required.", "model", "missing_required_parameter")
             return
         if not isinstance(model, str):
             raise bad_request("`model` must be a string.", "model", "invalid_value")
@@ -281,7 +280,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
     async def _utility_body(self, request: Request) -> dict[str, Any]:
         self._caller(request)
         body = await read_object(request, self._settings.config.gateway)
-        self._check_model(body.get("model"), required=False)
+        self._check_model(body.get("model"))
         return {name: value for name, value in body.items() if value is not None}
 
     async def _utility(self, method: str, engine_request: Any) -> Response:
