@@ -29,7 +29,7 @@ def example_with_environment(name: str) -> Example:
 def test_its_agents_are_found(server: Server, name: str) -> None:
     """Two runs at once; each agent of the framework is one agent here, and took part in both."""
     example = example_with_environment(name)
-    with server.client() as client:
+    with server.client("frameworks") as client:
         before = {agent: row["requests"] for agent, row in agents(client).items()}
         run_all(example, server)
         rows = {agent: row for agent, row in agents(client).items() if row["requests"] > before.get(agent, 0)}
@@ -40,7 +40,7 @@ def test_its_agents_are_found(server: Server, name: str) -> None:
 
 
 def run_all(example: Example, server: Server) -> None:
-    running = [example.start(example.python, f"{server.url}/v1", task, KEYS["one"]) for task in TASKS]
+    running = [example.start(example.python, f"{server.url}/v1", task, KEYS["frameworks"]) for task in TASKS]
     try:
         for process in running:
             output, _ = process.communicate(timeout=RUN_TIMEOUT_S)

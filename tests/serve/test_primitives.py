@@ -63,6 +63,13 @@ def switch(operator: httpx.Client, mode: str, prefetch: bool) -> None:
 
 
 @pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    """A tenant of its own: the agents of all other tests would not leave these a slot in its tables."""
+    with server.client("team") as opened:
+        yield opened
+
+
+@pytest.fixture
 def operator(server: Server) -> Iterator[httpx.Client]:
     with server.client("ops") as opened:
         yield opened
