@@ -1,11 +1,10 @@
 """What vLLM would refuse of `engine_kwargs` only when a replica starts, or in words that don't name the key."""
 
-import difflib
 from typing import Any
 
 from runtime_actor.errors import ConfigurationError
 from serve_app.config_errors import shown
-from serve_app.engine_arguments import SET_BY_US, check_engine_kwargs, engine_argument_types
+from serve_app.engine_arguments import check_engine_kwargs
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 CPU_BLOCK_MULTIPLE = 32
@@ -14,7 +13,6 @@ CPU_BLOCK_MULTIPLE = 32
 
 def check_engine(values: dict[str, Any], on_cpu: bool) -> None:
     """`on_cpu`: vLLM without a GPU. Raises ConfigurationError naming the key, its value and what is allowed."""
-    _check_names(values)
     check_engine_kwargs(values)
     dtype = values.get("dtype", "auto")
     if dtype not in DTYPES:
@@ -25,13 +23,3 @@ def check_engine(values: dict[str, Any], on_cpu: bool) -> None:
             f"engine_kwargs.block_size: {block_size} is not allowed on CPU (num_gpus_per_replica is 0); "
             f"allowed: a multiple of {CPU_BLOCK_MULTIPLE}"
         )
-
-
-def _check_names(values: dict[str, Any]) -> None:
-    """vLLM has too many names to list them all; where it isn't installed none is known."""
-    known = engine_argument_types()
-    for key, value in values.items():
-        if known and key not in known and key not in SET_BY_US:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "allowed: an argument name of vLLM's engine"
-            raise ConfigurationError(f"engine_kwargs.{key}: unknown key (value {shown(value)}); {hint}")

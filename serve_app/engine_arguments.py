@@ -81,9 +81,9 @@ def check_engine_kwargs(values: dict[str, Any], path: str = "engine_kwargs") -> 
         if key in SET_BY_US:
             raise ConfigurationError(f"{path}.{key}: {_shown(value)} is not allowed; it is set from {SET_BY_US[key]}")
         if known and key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "an argument name of vLLM's engine"
-            raise ConfigurationError(f"{path}.{key}: unknown key (value {_shown(value)}); allowed: {hint}")
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "allowed: an argument name of vLLM's engine"
+            raise ConfigurationError(f"{path}.{key}: unknown key (value {_shown(value)}); {hint}")
         wrong = _refused(key, value, known.get(key, frozenset()))
         if wrong:
             raise ConfigurationError(f"{path}.{key}: {_shown(value)} is not allowed; allowed: {wrong}")
