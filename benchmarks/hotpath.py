@@ -35,9 +35,10 @@ BLOCK_TOKENS = 16
 AGENTS = 32
 
 
-def tables() -> ReachTables:
+def tables(num_agents: int = AGENTS) -> ReachTables:
+    """Of one workload, without contexts and waits."""
     rng = np.random.default_rng(0)
-    agents = (*(f"a{i}" for i in range(AGENTS)), OTHER)
+    agents = (*(f"a{i}" for i in range(num_agents)), OTHER)
     n = len(agents)
     return ReachTables(
         workload="w",

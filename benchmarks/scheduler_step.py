@@ -21,35 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.bare_scheduler import BLOCK_TOKENS, BareScheduler
+from benchmarks.hotpath import tables
 from replicas.engine_messages import EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, OwnerTag
-from runtime_actor.tables import OTHER, ReachTables
 
 AGENTS = 64
 ANCHOR_BLOCKS = 32
 OWN_BLOCKS = 32
 REPLY_TOKENS = 48
 MODES: dict[str, dict[str, Any] | None] = {"stock": None, "lru": {"policy": "lru"}, "reach": {"policy": "reach"}}
-
-
-def tables(agents: int = AGENTS) -> bytes:
-    """Of one workload, without contexts and waits."""
-    rng = np.random.default_rng(0)
-    names = (*(f"a{i}" for i in range(agents)), OTHER)
-    n = len(names)
-    return ReachTables(
-        workload="w",
-        agents=names,
-        first=(0.8 * rng.random((n + 1, n))).astype(np.float32),
-        contexts=np.zeros((0, 3), np.int16),
-        context_values=np.zeros((0, n), np.float32),
-        arrivals_per_request=0.1,
-        gap_s=np.full(n, 10.0, np.float32),
-        end_probability=np.full(n, 0.1, np.float32),
-    ).to_bytes()
 
 
 class Bench(BareScheduler):
@@ -65,7 +46,7 @@ class Bench(BareScheduler):
         self.anchors = [[rng.randrange(3, 4000) for _ in range(ANCHOR_BLOCKS * BLOCK_TOKENS)] for _ in range(AGENTS)]
         self.prompts = random.Random(2)
         if mode == "reach":
-            self.exchange(EngineTables(tables={"w": tables()}))
+            self.exchange(EngineTables(tables={"w": tables(AGENTS).to_bytes()}))
 
     def exchange(self, down: EngineTables) -> bytes:
         keeper: Any = self.scheduler
@@ -117,7 +98,7 @@ def measure(benches: dict[str, Bench], rounds: int, steps: int) -> list[dict[str
 
 def exchange_cost(bench: Bench, repeats: int) -> dict[str, Any]:
     """Milliseconds of one exchange: nothing new; new tables; and that with the sessions listed."""
-    payload = tables()
+    payload = tables(AGENTS).to_bytes()
     downs = {
         "report_ms": EngineTables(),
         "tables_ms": EngineTables(tables={"w": payload}),
