@@ -152,3 +152,20 @@ def test_leaving_cancels() -> None:
 
     asyncio.run(main())
     assert replicas.calls[0].cancelled
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"prompt": "x"}, "prompt"),
+        ({"messages": [], "max_tokens": 10_000}, "max_tokens"),
+        ({"prompt": "x", "max_completion_tokens": 10_000}, "max_completion_tokens"),
+        ({"messages": [], "max_tokens": 1}, "messages"),
+    ],
+)
+def test_the_field_that_asks_for_too_much_is_named(fields: dict[str, Any], param: str) -> None:
+    """One refusal, or as many as it takes once fewer tokens were tried."""
+    error = refused(exchange(Replicas([error_item(TOO_LONG, 400)], [error_item(TOO_LONG, 400)]), fields))
+    assert error.param == param
+    assert (param in error.message) == param.startswith("max_")
