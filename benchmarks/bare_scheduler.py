@@ -19,7 +19,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from replicas.engine_messages import ADDITIONAL_CONFIG_KEY
+from replicas.engine.messages import ADDITIONAL_CONFIG_KEY
 from replicas.scheduler import agent_scheduler
 
 BLOCK_TOKENS = 16

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 
-from replicas.block_pool import PoolOwners
-from replicas.owner_values import ValueSettings
-from replicas.ownership import OwnerDirectory
-from replicas.warm_ledger import WarmLedger
+from replicas.cache.block_pool import PoolOwners
+from replicas.cache.owner_values import ValueSettings
+from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.warm_ledger import WarmLedger
 from runtime_actor.messages import OwnerTag
 from runtime_actor.tables import OTHER, ReachTables
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.bare_scheduler import BLOCK_TOKENS, BareScheduler
 from benchmarks.hotpath import tables
-from replicas.engine_messages import EngineTables, decode, encode
+from replicas.engine.messages import EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, OwnerTag
 
 AGENTS = 64

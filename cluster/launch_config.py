@@ -13,7 +13,7 @@ import yaml
 from cluster.errors import LaunchError
 from runtime_actor.errors import ConfigurationError
 from serve_app.config import EMBEDDED, AppConfig
-from serve_app.config_file import IMPORT_PATH, check_file
+from serve_app.configuration.file import IMPORT_PATH, check_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ray.serve.schema import ApplicationStatus
 from cluster import processes, shared_memory
 from cluster.errors import LaunchError
 from runtime_actor.actor import ACTOR_NAME, NAMESPACE
-from serve_app import proxy_guard
+from serve_app.http import proxy_guard
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replicas.anchor_finder import FoundAnchor
+from replicas.cache.anchor_finder import FoundAnchor
 from runtime_actor.errors import MessageError
 
 TOKEN_BYTES = 4

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from replicas.anchors import Anchor
 from replicas.clock import Clock
-from replicas.engine_port import EnginePort, EngineState, HandDown
+from replicas.engine.port import EnginePort, EngineState, HandDown
 from runtime_actor.errors import EngineBusy, EngineGone, MessageError
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from replicas.anchors import AnchorStore
 from replicas.clock import Clock
+from replicas.engine.port import EngineState
 from replicas.engine_feed import EngineFeed
-from replicas.engine_port import EngineState
 from replicas.metrics import ReplicaStats
 from replicas.settings import ExchangeSettings
 from runtime_actor.errors import MessageError, RuntimeUnavailable

@@ -22,8 +22,8 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
-from replicas.owner import Owner, nothing_changed
-from replicas.owner_order import OwnerOrder
+from replicas.cache.owner import Owner, nothing_changed
+from replicas.cache.owner_order import OwnerOrder
 
 MAX_LISTS = 2048
 """Owners with a list of their own; beyond it the least valued ones share the common list."""

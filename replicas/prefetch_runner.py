@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from replicas.anchors import Anchor, AnchorStore, decode_token_ids
 from replicas.clock import Clock
-from replicas.engine_port import EnginePort, EngineState
+from replicas.engine.port import EnginePort, EngineState
 from replicas.prefetch import Job, Load, Outcome, PrefetchBook, is_idle, refusal, slice_ends
 from replicas.settings import PrefetchSettings
 from runtime_actor.errors import EngineBusy, EngineGone, MessageError, WarmupFailed

@@ -3,7 +3,7 @@
 `scheduler_cls: "replicas.scheduler.agent_scheduler"` makes vLLM's own choice of Scheduler or
 AsyncScheduler the base. Settings come in `additional_config["agent_runtime"]` (EngineSettings), the owner
 of a request in `sampling_params.extra_args`. Importing this module gives EngineCore the two methods that
-`replicas.engine_link` calls through the utility channel.
+`replicas.engine.link` calls through the utility channel.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from replicas.cache_keeper import Arrival, CacheKeeper, CacheShape
-from replicas.engine_messages import (
+from replicas.cache.cache_keeper import Arrival, CacheKeeper, CacheShape
+from replicas.engine.messages import (
     ADDITIONAL_CONFIG_KEY,
     ANSWER,
     FAULT,

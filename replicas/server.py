@@ -17,14 +17,14 @@ from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 from ray.serve.llm.openai_api_models import CompletionRequest
 
-from replicas.engine_port import EnginePort
+from replicas.engine.port import EnginePort
+from replicas.engine.tokenization import restore_tokenization
+from replicas.engine.vllm_port import VllmPort
 from replicas.exchange import ReplicaName
 from replicas.internal_port import bind_to_node_address
 from replicas.requests import RequestLedger
 from replicas.settings import ReplicaSettings
 from replicas.sidecar import Sidecar
-from replicas.tokenization import restore_tokenization
-from replicas.vllm_port import VllmPort
 from runtime_actor.client import RuntimeClient
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from replicas.anchors import AnchorStore
 from replicas.clock import Clock, SystemClock
+from replicas.engine.port import EnginePort
 from replicas.engine_feed import EngineFeed
-from replicas.engine_port import EnginePort
 from replicas.exchange import ActorCall, ExchangeLoop, ReplicaName
 from replicas.metrics import MetricsPublisher, ReplicaStats
 from replicas.prefetch import Load, Outcome

@@ -7,13 +7,13 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
-from replicas.engine_messages import EngineSettings
-from replicas.engine_port import EnginePort
+from replicas.engine.messages import EngineSettings
+from replicas.engine.port import EnginePort
 from replicas.requests import RequestLedger
 from replicas.server import AgentLLMServer
-from replicas.simulated_engine import CostModel
-from replicas.simulated_openai import SimulatedEngine
-from replicas.simulated_port import SimulatedPort
+from replicas.simulation.engine import CostModel
+from replicas.simulation.openai import SimulatedEngine
+from replicas.simulation.port import SimulatedPort
 from runtime_actor.settings import from_dict
 
 

@@ -16,12 +16,12 @@ from ray.serve.deployment import Application
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.llm.ingress import make_fastapi_ingress
 
-from replicas.engine_messages import ADDITIONAL_CONFIG_KEY
+from replicas.engine.messages import ADDITIONAL_CONFIG_KEY
 from runtime_actor.errors import ConfigurationError
 from serve_app import secret_file
 from serve_app.config import EMBEDDED, AppConfig, load
 from serve_app.gateway import Gateway
-from serve_app.http_app import make_app
+from serve_app.http.app import make_app
 from serve_app.router import AgentRequestRouter
 from serve_app.settings import GatewaySettings
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from replicas.engine_messages import EngineSettings
+from replicas.engine.messages import EngineSettings
 from replicas.settings import ReplicaSettings
-from replicas.simulated_engine import CostModel
+from replicas.simulation.engine import CostModel
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.settings import RuntimeSettings, from_dict
-from serve_app.config_engine import check_engine
-from serve_app.config_errors import explain
+from serve_app.configuration.engine import check_engine
+from serve_app.configuration.errors import explain
 
 EMBEDDED = "embedded"
 
@@ -222,6 +222,6 @@ def is_loopback(host: str) -> bool:
 
 
 if __name__ == "__main__":
-    from serve_app.config_file import main  # this module is what `-m` runs; the file check builds on it
+    from serve_app.configuration.file import main  # this module is what `-m` runs; the file check builds on it
 
     sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from serve_app.errors import overloaded
+from serve_app.http.errors import overloaded
 
 
 class Admission:

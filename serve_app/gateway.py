@@ -21,23 +21,23 @@ from replicas.internal_port import bind_to_node_address
 from runtime_actor.client import RuntimeClient
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
 from serve_app import preparation, routing_state
-from serve_app.answers import AnswerText
-from serve_app.conversations import ConversationIndex
 from serve_app.engine_api import (
     DetokenizeRequest,
     RawRequestInfo,
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
-from serve_app.errors import ApiError, bad_request, model_not_found, unavailable
 from serve_app.exchange import GatewayExchange
-from serve_app.field_checks import CHAT, COMPLETIONS
 from serve_app.flight import Admission, Slot
 from serve_app.generation import ContextLimits, Exchange
 from serve_app.hints import CLIPPED, HintReport, cache_salt, engine_fields, forwarded_headers, read_hints
-from serve_app.http_input import read_object
+from serve_app.http.errors import ApiError, bad_request, model_not_found, unavailable
+from serve_app.http.field_checks import CHAT, COMPLETIONS
+from serve_app.http.input import read_object
 from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
 from serve_app.metrics import GatewayMetrics
+from serve_app.recognition.answers import AnswerText
+from serve_app.recognition.conversations import ConversationIndex
 from serve_app.runtime_endpoints import RuntimeEndpoints
 from serve_app.settings import GatewaySettings
 from serve_app.streaming import Opened, complete_usage

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from serve_app.errors import (
+from serve_app.http.errors import (
     CONTEXT_LENGTH_EXCEEDED,
     ApiError,
     bad_request,

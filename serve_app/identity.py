@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from serve_app.canonical import (
+from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
     leading_count,
@@ -38,9 +38,9 @@ from serve_app.canonical import (
     strip_billing,
     text_of,
 )
-from serve_app.conversations import Claim, ConversationIndex
-from serve_app.quotes import Line, QuoteIndex, lines_of_answer, lines_of_messages, sentences
-from serve_app.templates import TemplateIndex
+from serve_app.recognition.conversations import Claim, ConversationIndex
+from serve_app.recognition.quotes import Line, QuoteIndex, lines_of_answer, lines_of_messages, sentences
+from serve_app.recognition.templates import TemplateIndex
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
 SESSION_FIELDS = (

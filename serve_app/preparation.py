@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from serve_app.canonical import LEADING_ROLES, strip_billing
 from serve_app.engine_api import ChatCompletionRequest, CompletionRequest, VLLMClientError
-from serve_app.errors import bad_request, from_pydantic
-from serve_app.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
 from serve_app.hints import REPLACED_FIELDS
-from serve_app.structured_outputs import check_structured_outputs
+from serve_app.http.errors import bad_request, from_pydantic
+from serve_app.http.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
+from serve_app.http.structured_outputs import check_structured_outputs
+from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 
 _CLASSES: dict[str, type[BaseModel]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 _PART_MODALITIES = {"text": "text", "input_text": "text", "refusal": "text", "thinking": "text"}

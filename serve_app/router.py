@@ -15,7 +15,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from runtime_actor.messages import OWNER_XARG, OwnerTag
 from serve_app import ranking, routing_state
-from serve_app.canonical import LEADING_ROLES
+from serve_app.recognition.canonical import LEADING_ROLES
 
 logger = logging.getLogger("ray.serve")
 

@@ -10,8 +10,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
 from runtime_actor.messages import Message, SessionEnded, ToolReturned
-from serve_app.errors import ApiError, bad_request, unavailable
-from serve_app.http_input import read_object
+from serve_app.http.errors import ApiError, bad_request, unavailable
+from serve_app.http.input import read_object
 from serve_app.identity import declared_value
 from serve_app.tenants import Caller
 

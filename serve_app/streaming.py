@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime_actor.errors import MessageError
 from runtime_actor.messages import RequestAccepted
-from serve_app.errors import ApiError, from_engine
+from serve_app.http.errors import ApiError, from_engine
 
 DONE = "data: [DONE]\n\n"
 ROLE_ONLY = '"delta":{"role":"assistant","content":""}'

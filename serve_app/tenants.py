@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.config import ApiKey, is_loopback
-from serve_app.errors import ApiError
+from serve_app.http.errors import ApiError
 
 DEFAULT_TENANT = "default"
 MAX_KEY_CHARS = 512

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from replicas.anchors import Anchor
-from replicas.engine_port import EnginePort, EngineState, HandDown
+from replicas.engine.port import EnginePort, EngineState, HandDown
 from runtime_actor.errors import WarmupFailed
 from runtime_actor.messages import OwnerTag, PrefetchAction
 from runtime_actor.reach import compute_tables

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from benchmarks.cache import Block, FreeQueue
 from benchmarks.trace_format import Request
-from replicas.claim import Claim
+from replicas.cache.claim import Claim
+from replicas.cache.owner_values import BlockOwner, ValueSettings
+from replicas.cache.ownership import OwnerDirectory
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner_values import BlockOwner, ValueSettings
-from replicas.ownership import OwnerDirectory
 from runtime_actor.messages import OwnerTag
 from runtime_actor.reach import ReachSettings, compute_tables
 from runtime_actor.tables import ReachTables

@@ -26,17 +26,8 @@ HEAVY = {"ray", "vllm", "torch", "transformers"}
 WITHOUT_RAY = {
     "runtime_actor": {"actor.py", "client.py"},
 }
-PURE_REPLICA_FILES = (
-    "free_queue.py",
-    "owner.py",
-    "owner_order.py",
-    "owner_values.py",
-    "ownership.py",
-    "claim.py",
-    "reuse.py",
-    "sharing.py",
-    "residency.py",
-)
+CACHE_FILES_OF_VLLM = {"block_pool.py", "cache_keeper.py", "plain_blocks.py"}
+"""The files of replicas/cache that are made of vLLM's classes; the rest is pure, for replay and simulation."""
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
@@ -68,15 +59,14 @@ def test_core_needs_no_ray_and_no_vllm(root: Path) -> None:
     for path in sorted((root / "runtime_actor").rglob("*.py")):
         if path.name not in WITHOUT_RAY["runtime_actor"]:
             wrong += [f"{path.relative_to(root)}: {m}" for m, _ in imports_of(path) if m.split(".")[0] in HEAVY]
-    for name in PURE_REPLICA_FILES:
-        path = root / "replicas" / name
-        if path.exists():
+    cache = root / "replicas" / "cache"
+    assert {path.name for path in cache.glob("*.py")} > CACHE_FILES_OF_VLLM
+    for path in (root / "replicas" / "free_queue.py", *sorted(cache.glob("*.py"))):
+        if path.name not in CACHE_FILES_OF_VLLM:
             wrong += [f"{path.relative_to(root)}: {m}" for m, _ in imports_of(path) if m.split(".")[0] in HEAVY]
     assert not wrong, "\n".join(wrong)
 
 
 def test_builder_module_has_real_annotations(root: Path) -> None:
     """With postponed annotations Ray hands the builder a raw dict without validating it."""
-    path = root / "serve_app" / "app.py"
-    if path.exists():
-        assert "__future__" not in {module for module, _ in imports_of(path)}
+    assert "__future__" not in {module for module, _ in imports_of(root / "serve_app" / "app.py")}

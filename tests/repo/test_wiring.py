@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.config_file import check_file
+from serve_app.configuration.file import check_file
 
 CONFIGS = ("serve_config.yaml", "cluster/h100.yaml")
 

@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group_table
 
 from cluster.local_ray import LocalRay
 from cluster.processes import descendants
-from serve_app.config_file import check_content
+from serve_app.configuration.file import check_content
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = 4

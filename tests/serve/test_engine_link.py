@@ -13,8 +13,8 @@ import pytest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from replicas.engine_link import EXCHANGE, EngineLink
-from replicas.engine_messages import EngineTables, ProbeRequest
+from replicas.engine.link import EXCHANGE, EngineLink
+from replicas.engine.messages import EngineTables, ProbeRequest
 from runtime_actor.errors import EngineBusy, EngineGone, MessageError
 from tests.serve.scheduler_harness import Engine, text
 

@@ -14,10 +14,10 @@ import pytest
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
 
-from replicas.block_pool import PoolOwners
-from replicas.ownership import OwnerDirectory
-from replicas.plain_blocks import blocks_by_hash
-from replicas.warm_ledger import WarmLedger
+from replicas.cache.block_pool import PoolOwners
+from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.plain_blocks import blocks_by_hash
+from replicas.cache.warm_ledger import WarmLedger
 
 BLOCKS = 40
 TOKENS = 4
@@ -147,7 +147,7 @@ STOOD_IN_FOR = {
     KVCacheBlock: "2953fb43fa553866",
     make_block_hash_with_group_id: "34c74217e5a4f82e",
 }
-"""What replicas/plain_blocks.py does in other words, with the digest of the code it was compared with."""
+"""What replicas/cache/plain_blocks.py does in other words, with the digest of the code it was compared with."""
 
 
 def digest(code: Any) -> str:
@@ -163,5 +163,5 @@ def digest(code: Any) -> str:
 def test_what_the_shortcuts_stand_in_for_is_unchanged(code: Any) -> None:
     found = digest(code)
     assert found == STOOD_IN_FOR[code], (
-        f"vLLM's {code.__qualname__} changed: compare replicas/plain_blocks.py with it, then note {found!r} here"
+        f"vLLM's {code.__qualname__} changed: compare replicas/cache/plain_blocks.py with it, then note {found!r} here"
     )

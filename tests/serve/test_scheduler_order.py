@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from vllm.v1.request import RequestStatus
 
-from replicas.cache_keeper import COUNT_INTERVAL_S
-from replicas.engine_messages import EngineTables, decode, encode
+from replicas.cache.cache_keeper import COUNT_INTERVAL_S
+from replicas.engine.messages import EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, WARMUP
 from runtime_actor.tables import OTHER, ReachTables
 from tests.serve.scheduler_harness import BLOCK_TOKENS, Engine, text, workload

@@ -12,9 +12,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, ErrorResponse
 
-from replicas.owner_values import ValueSettings
-from replicas.simulated_engine import CostModel
-from replicas.simulated_openai import FINGERPRINT, SimulatedEngine
+from replicas.cache.owner_values import ValueSettings
+from replicas.simulation.engine import CostModel
+from replicas.simulation.openai import FINGERPRINT, SimulatedEngine
 
 COST = CostModel(prefill_s_per_token=0.0, decode_s_per_token=0.0, max_model_len=512)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -19,8 +19,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient
 
-from replicas.block_pool import WRAPPED, PoolOwners
-from replicas.engine_link import EXCHANGE, PROBE
+from replicas.cache.block_pool import WRAPPED, PoolOwners
+from replicas.engine.link import EXCHANGE, PROBE
 from replicas.free_queue import OwnerFreeQueue
 from replicas.scheduler import AgentSchedulerMixin
 

@@ -19,7 +19,7 @@ from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission
 from serve_app.gateway import Gateway
 from serve_app.generation import ContextLimits
-from serve_app.http_app import make_app
+from serve_app.http.app import make_app
 from serve_app.identity import IdentityResolver
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings

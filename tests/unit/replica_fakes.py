@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replicas.anchors import Anchor
-from replicas.engine_port import EngineState, HandDown
+from replicas.engine.port import EngineState, HandDown
 from replicas.prefetch import CacheProbe
 from runtime_actor.errors import EngineBusy, EngineGone, RuntimeUnavailable, WarmupFailed
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, PrefetchAction

@@ -6,8 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-from serve_app.answers import AnswerText
-from serve_app.quotes import MAX_TEXT_CHARS
+from serve_app.recognition.answers import AnswerText
+from serve_app.recognition.quotes import MAX_TEXT_CHARS
 
 
 def chunk(text: str | None, index: int = 0) -> str:

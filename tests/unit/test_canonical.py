@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
+from serve_app.recognition.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
 
 SAME = [
     (

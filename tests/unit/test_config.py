@@ -17,9 +17,9 @@ from cluster.embedded_model import cache_folder
 from runtime_actor.errors import ConfigurationError
 from serve_app import secret_file
 from serve_app.config import is_loopback, load
-from serve_app.config_engine import DTYPES
-from serve_app.config_file import check_content, check_file
-from serve_app.engine_arguments import engine_argument_types
+from serve_app.configuration.engine import DTYPES
+from serve_app.configuration.engine_arguments import engine_argument_types
+from serve_app.configuration.file import check_content, check_file
 
 ARGS: dict[str, Any] = {
     "model": {"id": "m", "source": "embedded"},

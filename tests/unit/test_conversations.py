@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.conversations import ConversationIndex
+from serve_app.recognition.conversations import ConversationIndex
 
 Messages = list[dict[str, Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import (
+from serve_app.http.errors import (
     ApiError,
     context_length,
     field_path,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from replicas.anchors import Anchor, AnchorStore
 from replicas.clock import SystemClock
+from replicas.engine.port import EngineState, HandDown
 from replicas.engine_feed import EngineFeed
-from replicas.engine_port import EngineState, HandDown
 from replicas.exchange import ExchangeLoop, ReplicaName
 from replicas.metrics import ReplicaStats
 from replicas.settings import ExchangeSettings

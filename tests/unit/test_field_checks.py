@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import ApiError
-from serve_app.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
+from serve_app.http.errors import ApiError
+from serve_app.http.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

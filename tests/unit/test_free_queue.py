@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from replicas.cache.owner import Owner
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner import Owner
 
 BLOCKS = 24
 VALUES = (0.0, 0.25, 0.5, 0.5, 1.0)

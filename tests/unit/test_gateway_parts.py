@@ -12,9 +12,9 @@ import pytest
 from runtime_actor.errors import MessageError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, SessionEnded
 from serve_app.config import ApiKey
-from serve_app.errors import ApiError
 from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission
+from serve_app.http.errors import ApiError
 from serve_app.routing_state import RoutingState
 from serve_app.tenants import Tenants
 

@@ -11,8 +11,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from runtime_actor.messages import RequestAccepted
-from serve_app.errors import ApiError
 from serve_app.generation import ContextLimits, Exchange
+from serve_app.http.errors import ApiError
 from serve_app.streaming import DONE, FAILED_IN_ENGINE
 
 ACCEPTED = RequestAccepted("r1", 10, 0).to_wire()

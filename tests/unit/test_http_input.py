@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from serve_app.config import GatewayConfig
-from serve_app.errors import ApiError
-from serve_app.http_input import parse_object, read_object
+from serve_app.http.errors import ApiError
+from serve_app.http.input import parse_object, read_object
 
 LIMITS = GatewayConfig(max_body_bytes=2048, body_timeout_s=0.05)
 

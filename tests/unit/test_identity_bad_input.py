@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from runtime_actor.messages import RequestAccepted
-from serve_app.conversations import ConversationIndex
 from serve_app.identity import LABEL_CHARS, SESSION_ID, IdentityResolver
-from serve_app.quotes import QuoteIndex
-from serve_app.templates import MAX_TEXTS
+from serve_app.recognition.conversations import ConversationIndex
+from serve_app.recognition.quotes import QuoteIndex
+from serve_app.recognition.templates import MAX_TEXTS
 from tests.unit.gateway_bench import Answer, Bench
 
 ID_HEADERS = ["x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id", "x-claude-code-agent-id"]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replicas.cache.owner_values import WAITING_VALUE, ValueSettings, worth_of
+from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.sharing import SharedPrefixes
 from replicas.free_queue import OwnerFreeQueue
-from replicas.owner_values import WAITING_VALUE, ValueSettings, worth_of
-from replicas.ownership import OwnerDirectory
-from replicas.sharing import SharedPrefixes
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, WAIT_POINTS, ReachTables, Waits
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from replicas.simulated_cache import Prompt
-from replicas.simulated_engine import CostModel, SimulatedCore, SimulatedRequest
-from replicas.simulated_port import SimulatedPort
+from replicas.simulation.cache import Prompt
+from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
+from replicas.simulation.port import SimulatedPort
 from runtime_actor.messages import OwnerTag
 from tests.port_contract import CHECKS, record_anchors
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replicas.sharing import SharedPrefix, SharedPrefixes
+from replicas.cache.sharing import SharedPrefix, SharedPrefixes
 from serve_app.identity import Identity, IdentityResolver
 
 BLOCK_WORDS = 4

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import ApiError
-from serve_app.field_checks import CHAT, COMPLETIONS
+from serve_app.http.errors import ApiError
+from serve_app.http.field_checks import CHAT, COMPLETIONS
 from serve_app.preparation import Limits, prepare, validated
 
 TEXT = Limits(frozenset({"text"}), 16)

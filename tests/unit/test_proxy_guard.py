@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.proxy_guard import HeaderText, middlewares
+from serve_app.http.proxy_guard import HeaderText, middlewares
 
 
 async def _fine(scope: Any, receive: Any, send: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.identity import IdentityResolver, Resolved
-from serve_app.quotes import MAX_LINES_PER_TEXT, QuoteIndex, lines_of_answer, lines_of_messages
+from serve_app.recognition.quotes import MAX_LINES_PER_TEXT, QuoteIndex, lines_of_answer, lines_of_messages
 
 FORM = "Solve what you are given below and nothing else.\n[task]:\n{}\nRepeat the task before your solution."
 TASKS = ["Count the wooden boats in the northern harbour.", "Weigh all the apples of the second harvest."]

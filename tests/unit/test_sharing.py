@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 
-from replicas.sharing import SharedPrefixes
+from replicas.cache.sharing import SharedPrefixes
 
 AGENT = ("w", "coder")
 

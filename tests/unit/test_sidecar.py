@@ -14,9 +14,9 @@ from replicas.metrics import ReplicaStats
 from replicas.requests import CURRENT_REQUEST, RequestLedger
 from replicas.settings import ReplicaSettings
 from replicas.sidecar import Sidecar
-from replicas.simulated_cache import Prompt
-from replicas.simulated_engine import CostModel, SimulatedCore, SimulatedRequest
-from replicas.simulated_port import SimulatedPort
+from replicas.simulation.cache import Prompt
+from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
+from replicas.simulation.port import SimulatedPort
 from runtime_actor.errors import RuntimeUnavailable
 from runtime_actor.messages import (
     OWNER_XARG,

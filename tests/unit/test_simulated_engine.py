@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicas.owner_values import ValueSettings
-from replicas.simulated_cache import Allocation, Prompt, SimulatedCache
-from replicas.simulated_engine import CostModel, SimulatedCore, SimulatedRequest
+from replicas.cache.owner_values import ValueSettings
+from replicas.simulation.cache import Allocation, Prompt, SimulatedCache
+from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.errors import EngineGone
 from runtime_actor.messages import OwnerTag
 

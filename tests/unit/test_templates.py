@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.identity import IdentityResolver
-from serve_app.templates import MAX_TEXTS, TemplateIndex
+from serve_app.recognition.templates import MAX_TEXTS, TemplateIndex
 
 TASKS = [f"Find out how the {name} of the old town were paid for." for name in ("bridges", "walls", "wells", "gates")]
 PLANNER = "You lead a small group of experts.\nThe problem is:\n{}\nName the two experts that you need."

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicas.owner import Owner
-from replicas.threads import FEW_THREADS, MAX_THREADS, MEMORY, Thread, ThreadRanks, Threads
+from replicas.cache.owner import Owner
+from replicas.cache.threads import FEW_THREADS, MAX_THREADS, MEMORY, Thread, ThreadRanks, Threads
 
 
 def blocks(*names: str) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""Whose a block is, what it is worth, and in which order blocks are taken."""

@@ -1,0 +1,291 @@
+"""The engine's side of the cache policy: hears of requests, takes tables, gives reports.
+
+One instance in each engine process, driven by the scheduler between and within its steps. No method that
+the scheduler calls raises: a fault is logged and counted, and the cache goes back to stock order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
+
+from replicas.cache.anchor_finder import AnchorFinder
+from replicas.cache.block_pool import EVICTED_KINDS, PoolOwners
+from replicas.cache.claim import Claim
+from replicas.cache.owner_values import worth_of
+from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.residency import Residency, count_residency
+from replicas.cache.warm_ledger import WarmLedger
+from replicas.engine.messages import (
+    EngineReport,
+    EngineSettings,
+    EngineTables,
+    ProbeAnswer,
+    ProbeRequest,
+)
+from replicas.free_queue import OwnerFreeQueue
+from runtime_actor.errors import MessageError
+from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.tables import ReachTables
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+COUNT_INTERVAL_S = 10e-6
+"""Least time between two counts of resident blocks, for each block of the pool: a count walks over all
+blocks, 30 ns each, so this bounds its share of the engine's time to 0.3 %."""
+
+MAX_NAME_CHARS = 256
+"""Longer workload, agent or session names aren't the gateway's."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """hash_block_tokens: tokens a block hash stands for; group_block_tokens: of a block, by KV group."""
+
+    hash_block_tokens: int
+    group_block_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What the keeper needs of a request that joined the queue."""
+
+    request_id: str
+    extra_args: Any
+    block_hashes: Sequence[bytes]
+    prompt_token_ids: Sequence[int] | None
+    cache_salt: str | None
+    lora_name: str | None
+
+
+def _guarded(
+    method: Callable[Concatenate[CacheKeeper, P], None],
+) -> Callable[Concatenate[CacheKeeper, P], None]:
+    @functools.wraps(method)
+    def guarded(self: CacheKeeper, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.owners.failed:
+            self.owners.use_stock_order()
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception:
+            logger.exception("Cache policy: %s failed; going back to stock order", method.__name__)
+            self.owners.failed = True
+            self.owners.use_stock_order()
+
+    return guarded
+
+
+class CacheKeeper:
+    """Owners, sessions, warm-ups and anchors of one engine."""
+
+    def __init__(
+        self,
+        pool: Any,
+        settings: EngineSettings,
+        shape: CacheShape,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._shape = shape
+        self._warmup_deadline_s = settings.warmup_deadline_s
+        self._anchors = AnchorFinder()
+        self.warm = WarmLedger()
+        self.directory = OwnerDirectory(settings.values, shape.hash_block_tokens, clock)
+        self.owners = PoolOwners(pool, self.directory, self.warm)
+        self._requests = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._preemptions = 0
+        self._counts: tuple[Residency, Residency] = ({}, {})
+        self._counted_s = 0.0
+        self._set_order()
+
+    def _set_order(self) -> None:
+        values = self.directory.settings
+        if values.policy == "lru" or values.weight <= 0.0 or self.owners.failed:
+            self.owners.use_stock_order()
+        else:
+            self.owners.use_value_order()
+            self.owners.directory_changed()
+
+    # --- the scheduler's requests -------------------------------------------------------------------
+
+    @_guarded
+    def arrived(self, arrival: Arrival) -> None:
+        tag = _tag_of(arrival.extra_args)
+        claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes)
+        if tag is None or claim.agent is None:
+            return
+        if claim.is_warmup:
+            deadline_s = self._clock() + self._warmup_deadline_s
+            self.warm.begin(tag.session, claim.agent, deadline_s)
+            return
+        self._move_shared(claim, arrival)
+        size = self._shape.hash_block_tokens
+        if claim.anchor_tokens and arrival.prompt_token_ids is not None:
+            self._anchors.note(
+                claim.agent,
+                arrival.block_hashes[claim.anchor_tokens // size - 1],
+                arrival.prompt_token_ids,
+                claim.anchor_tokens,
+                arrival.cache_salt,
+                arrival.lora_name,
+            )
+
+    def _move_shared(self, claim: Claim, arrival: Arrival) -> None:
+        """Last block first, so that each goes behind the one before it in the owner's list."""
+        size = self._shape.hash_block_tokens
+        for group, block_tokens in enumerate(self._shape.group_block_tokens):
+            if block_tokens != size:
+                continue
+            self.owners.claim_moved(claim, ((i, arrival.block_hashes[i]) for i in reversed(claim.moved)), group, size)
+
+    @_guarded
+    def started(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        cached_tokens: int,
+        block_ids: Sequence[Sequence[int]],
+    ) -> None:
+        """A request's first step is scheduled; `block_ids` by KV group."""
+        self.directory.started(request_id)
+        claim = self.directory.claim(request_id)
+        if claim is None or claim.is_warmup:
+            return
+        self._requests += 1
+        self._prompt_tokens += prompt_tokens
+        self._cached_tokens += cached_tokens
+        for ids, block_tokens in zip(block_ids, self._shape.group_block_tokens, strict=True):
+            hits = ids[: cached_tokens // block_tokens]
+            self.owners.claim_hits(claim, hits, block_tokens)
+            if self.warm.block_actions and claim.agent is not None:
+                self.warm.hit(claim.agent, hits)
+
+    @_guarded
+    def resumed(self, request_id: str) -> None:
+        self.directory.started(request_id)
+
+    @_guarded
+    def preempted(self, request_id: str) -> None:
+        self._preemptions += 1
+        self.directory.waits(request_id)
+
+    @_guarded
+    def finished(self, request_id: str) -> None:
+        self.directory.finished(request_id)
+
+    # --- the server's calls -------------------------------------------------------------------------
+
+    def exchange(self, down: EngineTables, running: int, waiting: int) -> EngineReport:
+        """Take what came down and say what is here; what is bad in it is refused and named."""
+        rejected = self._take(down)
+        now = self._clock()
+        self.warm.expire(now)
+        if down.with_sessions:
+            self._anchors.forget_told()
+        owners = self.owners
+        pool = owners.pool
+        values = self.directory.settings
+        resident, anchors = self._resident(now)
+        return EngineReport(
+            t_s=now,
+            policy=values.policy if owners.by_value else "lru",
+            weight=values.weight,
+            block_size=self._shape.group_block_tokens[0],
+            total_blocks=pool.num_gpu_blocks,
+            free_blocks=pool.get_num_free_blocks(),
+            cached_blocks=len(pool.cached_block_hash_to_block),
+            running=running,
+            waiting=waiting,
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            preemptions=self._preemptions,
+            resident=resident,
+            resident_anchors=anchors,
+            evicted=dict(zip(EVICTED_KINDS, owners.evicted, strict=True)),
+            anchors=self._anchors.take(),
+            warmups=self.warm.take_outcomes(),
+            sessions=self.directory.sessions() if down.with_sessions else [],
+            rejected=rejected,
+            faults=int(owners.failed),
+        )
+
+    def _resident(self, now_s: float) -> tuple[Residency, Residency]:
+        """Counted anew unless that was done a moment ago."""
+        interval_s = COUNT_INTERVAL_S * len(self.owners.owner_of)
+        if not 0.0 <= now_s - self._counted_s < interval_s:
+            self._counts = count_residency(self.owners.owner_of)
+            self._counted_s = now_s
+        return self._counts
+
+    def _take(self, down: EngineTables) -> list[str]:
+        rejected = []
+        for workload, payload in down.tables.items():
+            try:
+                tables = ReachTables.from_bytes(payload)
+                if tables.workload != workload:
+                    raise MessageError(f"reach tables: of {tables.workload!r}, not {workload!r}")
+                self.directory.set_tables(tables)
+            except MessageError as error:
+                rejected.append(str(error))
+        for workload, session in down.ended:
+            self.directory.end(workload, session)
+        for action_id, left_s in down.deadlines_s.items():
+            self.warm.set_deadline(action_id, self._clock() + left_s)
+        asked = {"policy": down.policy, "weight": down.weight, "arrival_share": down.arrival_share}
+        changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        try:
+            if changes:
+                self.directory.configure(dataclasses.replace(self.directory.settings, **changes))
+        except ValueError as error:
+            rejected.append(str(error))
+        self._set_order()
+        return rejected
+
+    def probe(self, asked: ProbeRequest, num_tokens: int, resident_tokens: int) -> ProbeAnswer:
+        """`resident_tokens` of the anchor's `num_tokens` are cached: what would the rest cost?"""
+        block_tokens = self._shape.group_block_tokens[0]
+        missing = max(0, num_tokens // block_tokens - resident_tokens // block_tokens)
+        unvalued, values = self._victims(missing)
+        valued = [(value, count) for value, count in values if value > 0.0]
+        return ProbeAnswer(
+            resident_tokens=resident_tokens,
+            missing_blocks=missing,
+            unvalued_blocks=unvalued + sum(count for value, count in values if value <= 0.0),
+            victim_value=max((value for value, _ in valued), default=None),
+            victim_value_sum=sum(value * count for value, count in valued),
+            anchor_value=self.directory.anchor_value(asked.workload, asked.agent),
+            missing_fits=missing <= self.owners.pool.get_num_free_blocks(),
+        )
+
+    def _victims(self, blocks: int) -> tuple[int, list[tuple[float, int]]]:
+        """(blocks of no owner, [(worth, blocks)]) of what would leave next."""
+        queue = self.owners.pool.free_block_queue
+        if not isinstance(queue, OwnerFreeQueue):
+            return min(blocks, self.owners.pool.get_num_free_blocks()), []
+        lowest = queue.lowest(blocks)
+        unvalued = sum(count for owner, count in lowest if owner is None)
+        return unvalued, [(worth_of(owner.value), count) for owner, count in lowest if owner is not None]
+
+
+def _tag_of(extra_args: Any) -> OwnerTag | None:
+    """The request's owner; a missing or bad tag makes it nobody's, never an error."""
+    if not isinstance(extra_args, dict) or OWNER_XARG not in extra_args:
+        return None
+    try:
+        tag = OwnerTag.decode(extra_args[OWNER_XARG])
+    except MessageError:
+        return None
+    names = (tag.workload, tag.agent, tag.session)
+    fits = all(name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS for name in names)
+    return tag if fits else None

@@ -1,0 +1,67 @@
+"""What one request claims: the owners of the blocks it fills, front to back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from replicas.cache.owner_values import BlockOwner, Session
+from replicas.cache.sharing import AgentKey
+from runtime_actor.messages import WARMUP, OwnerTag
+
+
+class Claim:
+    """Who gets the blocks that one request fills: runs of (end token, owner), then the session.
+
+    reads_rest: it begins with blocks of the session's own, or has computed some, so that those are needed
+    next while it waits; what a harness wrote anew leaves the old ones useless.
+    """
+
+    __slots__ = (
+        "agent",
+        "anchor_tokens",
+        "is_warmup",
+        "moved",
+        "reads_rest",
+        "request_id",
+        "rest",
+        "runs",
+        "sequence",
+        "session",
+        "tag",
+    )
+
+    def __init__(self, request_id: str, tag: OwnerTag | None, rest: BlockOwner) -> None:
+        self.request_id = request_id
+        self.tag = tag
+        self.is_warmup = tag is not None and tag.request_kind == WARMUP
+        self.rest = rest
+        self.runs: tuple[tuple[int, BlockOwner], ...] = ()
+        self.anchor_tokens = 0
+        self.moved: tuple[int, ...] = ()
+        self.session: Session | None = None
+        self.agent: AgentKey | None = None
+        self.sequence = 0
+        self.reads_rest = True
+
+    @property
+    def owners(self) -> Iterator[BlockOwner]:
+        """Those whose blocks it needs."""
+        yield from (owner for _, owner in self.runs)
+        if self.reads_rest:
+            yield self.rest
+
+    def set_runs(self, runs: tuple[tuple[int, BlockOwner], ...]) -> None:
+        self.runs = runs
+        self.anchor_tokens = runs[-1][0] if runs else 0
+
+    def spans(self, start: int, stop: int, block_size: int) -> list[tuple[int, int, BlockOwner]]:
+        """Owners of the blocks start..stop of `block_size` tokens, as (start, stop, owner)."""
+        spans = []
+        for end_token, owner in self.runs:
+            end = min(end_token // block_size, stop)
+            if start < end:
+                spans.append((start, end, owner))
+                start = end
+        if start < stop:
+            spans.append((start, stop, self.rest))
+        return spans

@@ -1,0 +1,336 @@
+"""Whose the cached blocks are, and what they are worth on this replica.
+
+Owners are (agents, shared) for the common prefix of an agent's sessions and (agent, session) for the
+rest. The directory hears of each request as it arrives, starts, waits and ends, and of tables and ended
+sessions from the runtime; `changed` is the callback of an OwnerFreeQueue. Nothing here is done per
+block except `SharedPrefixes.see`, once a request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from replicas.cache.claim import Claim
+from replicas.cache.owner_values import (
+    ANCHOR,
+    ANONYMOUS,
+    ENDED,
+    SESSION,
+    BlockOwner,
+    Session,
+    ValueSettings,
+    WorkloadValues,
+)
+from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
+from replicas.cache.threads import MAX_THREADS, Thread, Threads
+from runtime_actor.messages import WARMUP, OwnerTag
+from runtime_actor.tables import OTHER, ReachTables
+
+
+class OwnerDirectory:
+    """Sessions, owners and values of one replica. Not thread-safe: it lives in the engine's loop.
+
+    Args:
+        hash_block_tokens: tokens that one block hash stands for.
+        clock: seconds; the same clock as the times in `sessions()`.
+    """
+
+    def __init__(
+        self,
+        settings: ValueSettings | None = None,
+        hash_block_tokens: int = 1,
+        clock: Callable[[], float] = time.time,
+        prefixes: SharedPrefixes | None = None,
+    ) -> None:
+        self.settings = settings or ValueSettings()
+        self.nobody = BlockOwner(ANONYMOUS, listed=False)
+        self._clock = clock
+        self._hash_block_tokens = hash_block_tokens
+        self._prefixes = prefixes or SharedPrefixes()
+        self._workloads: OrderedDict[str, WorkloadValues] = OrderedDict()
+        self._shared: OrderedDict[tuple[AgentKey, ...], BlockOwner] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self.claims: dict[str, Claim] = {}
+        """By request id, of requests that wait or run."""
+        self._touched: set[BlockOwner] = set()
+        self._news: set[BlockOwner] = set()
+        self._sequence = 0
+        self._next_tick_s = 0.0
+        self._quiet = False
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    def arrive(self, request_id: str, tag: OwnerTag | None, block_hashes: Sequence[bytes]) -> Claim:
+        """A request joined the waiting queue; its owners' blocks are needed next."""
+        if tag is None:
+            claim = Claim(request_id, None, self.nobody)
+        elif tag.request_kind == WARMUP:
+            claim = Claim(request_id, tag, self._shared_owner(((tag.workload, tag.agent),)))
+            claim.agent = (tag.workload, tag.agent)
+        else:
+            claim = self._claim(request_id, tag, block_hashes)
+        self._sequence += 1
+        claim.sequence = self._sequence
+        self.claims[request_id] = claim
+        self.waits(request_id)
+        return claim
+
+    def claim(self, request_id: str) -> Claim | None:
+        return self.claims.get(request_id)
+
+    def started(self, request_id: str) -> None:
+        """The request runs; its blocks are in use and need no protection."""
+        self._set_waiting(request_id, False)
+        claim = self.claims.get(request_id)
+        if claim is not None:
+            claim.reads_rest = True
+
+    def waits(self, request_id: str) -> None:
+        """The request waits, for the first time or preempted; warm-ups don't protect anything."""
+        self._set_waiting(request_id, True)
+
+    def finished(self, request_id: str) -> None:
+        self._set_waiting(request_id, False)
+        claim = self.claims.pop(request_id, None)
+        if claim is not None and claim.session is not None:
+            claim.session.active -= 1
+
+    def _claim(self, request_id: str, tag: OwnerTag, block_hashes: Sequence[bytes]) -> Claim:
+        session = self._session(tag)
+        agent = (tag.workload, tag.agent)
+        session.moved_to(tag.agent, self._clock())
+        session.active += 1
+        self._quiet = False
+        agent_sessions = session.workload.sessions_of.get(tag.agent, 0)
+        prefix = self._prefixes.see(block_hashes, agent, f"{tag.workload}/{tag.session}", agent_sessions)
+        rest = self._thread_owner(session, tag.agent, block_hashes, prefix)
+        session.workload.touch(session)
+        session.workload.observe_reuse(tag.agent, rest, prefix)
+        claim = Claim(request_id, tag, rest)
+        claim.agent = agent
+        claim.session = session
+        claim.set_runs(self._runs(prefix))
+        claim.reads_rest = prefix.known_blocks > prefix.num_blocks
+        claim.moved = prefix.moved
+        return claim
+
+    def _runs(self, prefix: SharedPrefix) -> tuple[tuple[int, BlockOwner], ...]:
+        size = self._hash_block_tokens
+        return tuple((end * size, self._shared_owner(agents)) for end, agents in prefix.runs)
+
+    def _set_waiting(self, request_id: str, waiting: bool) -> None:
+        claim = self.claims.get(request_id)
+        if claim is None or claim.is_warmup:
+            return
+        for owner in claim.owners:
+            if owner is self.nobody:
+                continue
+            if waiting:
+                owner.waiting[claim.sequence] = None
+            elif owner.waiting.pop(claim.sequence, 0) == 0:
+                continue
+            owner.explain()
+            self._touched.add(owner)
+
+    # --- owners and sessions ------------------------------------------------------------------------
+
+    def _workload(self, name: str) -> WorkloadValues:
+        workload = self._workloads.get(name)
+        if workload is None:
+            workload = self._workloads[name] = WorkloadValues(name)
+            if len(self._workloads) > self.settings.max_workloads:
+                self._drop_workload(next(iter(self._workloads.values())))
+        self._workloads.move_to_end(name)
+        return workload
+
+    def _drop_workload(self, workload: WorkloadValues) -> None:
+        for session in list(workload.sessions.values()):
+            self._drop(session)
+        for agents in [agents for agents in self._shared if agents[0][0] == workload.name]:
+            self._retire(self._shared.pop(agents))
+        del self._workloads[workload.name]
+
+    def _session(self, tag: OwnerTag) -> Session:
+        key = (tag.workload, tag.session)
+        session = self._sessions.get(key)
+        workload = self._workload(tag.workload)
+        if session is None:
+            session = self._sessions[key] = Session(workload, tag.session)
+            workload.sessions[tag.session] = session
+            if len(self._sessions) > self.settings.max_sessions:
+                self._drop(next(iter(self._sessions.values())))
+        self._sessions.move_to_end(key)
+        return session
+
+    def _thread_owner(self, session: Session, agent: str, hashes: Sequence[bytes], prefix: SharedPrefix) -> BlockOwner:
+        """The owner of what follows the shared prefix; a session's agents beyond the cap share one place."""
+        workload = session.workload
+        known = agent in session.threads
+        if not known and len(session.threads) >= self.settings.max_agents_per_session:
+            agent = OTHER
+            known = agent in session.threads
+        threads = session.threads.setdefault(agent, Threads())
+        rank = threads.find(hashes, prefix.num_blocks)
+        room = workload.observe_thread(agent, rank) if known else MAX_THREADS
+        if not known:
+            workload.count_session(agent)
+        new = BlockOwner(SESSION, ((workload.name, agent),))
+        thread = Thread(new) if rank is None else threads.items.pop(rank)
+        thread.begins(hashes, prefix.num_blocks)
+        threads.items.insert(0, thread)
+        while len(threads.items) > room:
+            self._retire(threads.items.pop().owner)
+        return thread.owner
+
+    def _shared_owner(self, agents: tuple[AgentKey, ...]) -> BlockOwner:
+        """The owner of blocks that these agents share; at the cap the least recent one ends."""
+        owner = self._shared.get(agents)
+        if owner is None:
+            owner = self._shared[agents] = BlockOwner(ANCHOR, agents)
+            self._quiet = False
+            for workload, _ in agents:
+                if workload in self._workloads:
+                    self._workloads[workload].anchor_added()
+            if len(self._shared) > self.settings.max_shared_owners:
+                _, oldest = self._shared.popitem(last=False)
+                self._retire(oldest)
+        self._shared.move_to_end(agents)
+        return owner
+
+    def _drop(self, session: Session) -> None:
+        """Forget a session; what it leaves in the cache is worth nothing."""
+        self._sessions.pop((session.workload.name, session.id), None)
+        session.workload.remove(session)
+        self._quiet = False
+        for owner in session.owners:
+            self._retire(owner)
+
+    def _retire(self, owner: BlockOwner) -> None:
+        owner.kind = ENDED
+        owner.worth = 0.0
+        owner.listed = False
+        owner.explain()
+        self._touched.add(owner)
+
+    # --- what the runtime says ----------------------------------------------------------------------
+
+    def end(self, workload: str, session: str) -> None:
+        """A session is over; an unknown one is ignored, a running request of it ends as nobody's."""
+        known = self._sessions.get((workload, session))
+        if known is not None:
+            self._drop(known)
+
+    def set_tables(self, tables: ReachTables) -> None:
+        self._workload(tables.workload).set_tables(tables)
+        self._revalue_all()
+
+    def configure(self, settings: ValueSettings) -> None:
+        self.settings = settings
+        self._revalue_all()
+
+    def _revalue_all(self) -> None:
+        self._quiet = False
+        self._next_tick_s = 0.0
+        self._touched.update(self._shared.values())
+        for session in self._sessions.values():
+            self._touched.update(session.owners)
+
+    # --- values -------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether values say anything; if not, the order is that of the stock queue."""
+        settings = self.settings
+        if settings.weight <= 0.0 or settings.policy == "lru":
+            return False
+        return settings.policy == "anchors" or any(w.tables for w in self._workloads.values())
+
+    def changed(self) -> Iterable[BlockOwner]:
+        """Owners whose value changed since the last call; values decay in ticks of `tick_s`."""
+        self._update()
+        if not self._news:
+            return ()
+        news, self._news = self._news, set()
+        return news
+
+    def _update(self) -> None:
+        """Bring all values up to date; cheap when nothing happened."""
+        now = self._clock()
+        if now >= self._next_tick_s:
+            self._next_tick_s = now + self.settings.tick_s
+            for workload in self._workloads.values():
+                workload.touch_all()
+            self._quiet = False
+        elif self._quiet and not self._touched:
+            return
+        active = self.is_active
+        touched = self._touched
+        self._touched = set()
+        if active and not self._quiet:
+            touched |= self._refresh(now)
+        self._quiet = True
+        self._news.update(owner for owner in touched if self._settle(owner, active))
+
+    def _refresh(self, now: float) -> set[BlockOwner]:
+        """Bring worths up to date where something was touched; owners whose worth may differ."""
+        owners: set[BlockOwner] = set()
+        stale: dict[str, WorkloadValues] = {}
+        for name, workload in self._workloads.items():
+            if workload.is_stale:
+                stale[name] = workload
+                owners.update(workload.refresh(now, self.settings))
+        for agents, owner in self._shared.items():
+            moved = False
+            for name, agent in agents:
+                moved = moved or (name in stale and (len(agents) > 1 or stale[name].anchor_moved(agent)))
+            if moved:
+                owner.worth = self._anchor_worth(agents)
+                owners.add(owner)
+        return owners
+
+    def _anchor_worth(self, agents: tuple[AgentKey, ...]) -> float:
+        if self.settings.policy == "anchors":
+            return 1.0
+        idle = 1.0
+        for workload, agent in agents:
+            known = self._workloads.get(workload)
+            if known is not None:
+                idle *= 1.0 - known.anchor_worth(agent)
+        return 1.0 - idle
+
+    def _settle(self, owner: BlockOwner, active: bool) -> bool:
+        value = owner.settled(self.settings.weight) if active else 0.0
+        if value == owner.value:
+            return False
+        owner.value = value
+        return True
+
+    def anchor_value(self, workload: str, agent: str) -> float:
+        """Value of the agent's anchor here, with or without resident blocks."""
+        self._update()
+        if not self.is_active:
+            return 0.0
+        return self._anchor_worth(((workload, agent),))
+
+    # --- reports ------------------------------------------------------------------------------------
+
+    def sessions(self) -> list[list]:
+        """[workload, session, previous agent or "", current agent, t_s], longest silent first."""
+        return [
+            [session.workload.name, session.id, session.previous, session.current, session.last_s]
+            for session in self._sessions.values()
+        ]
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless caps and cross references hold; for tests."""
+        settings = self.settings
+        assert len(self._sessions) <= settings.max_sessions
+        assert len(self._workloads) <= settings.max_workloads
+        assert len(self._shared) <= settings.max_shared_owners
+        assert sum(len(w.sessions) for w in self._workloads.values()) == len(self._sessions)
+        for session in self._sessions.values():
+            assert len(session.threads) <= settings.max_agents_per_session + 1
+            assert all(len(threads.items) <= MAX_THREADS for threads in session.threads.values())
+            assert all(owner.listed for owner in session.owners)

@@ -1,0 +1,1 @@
+"""The engine as a replica sees it: one port, vLLM behind it."""

@@ -1,0 +1,1 @@
+"""An engine with a cost model and no model, for tests of scale and faults."""

@@ -1,0 +1,1 @@
+"""Checks and messages of serve_config.yaml."""

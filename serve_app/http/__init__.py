@@ -1,0 +1,1 @@
+"""HTTP itself: the application, what is read, how errors are answered."""

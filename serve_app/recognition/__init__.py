@@ -1,0 +1,1 @@
+"""Agents and sessions found in what requests say."""

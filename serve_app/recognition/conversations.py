@@ -1,0 +1,208 @@
+"""Which session a conversation belongs to when the client doesn't say (pure, bounded).
+
+A chat client sends its whole history each time, so a later request begins with an earlier prompt.
+Each accepted prompt leaves an `End` at the hash of its history (without the leading system messages:
+the agents of a team share a history but not a system prompt; and without telling `user` from
+`assistant`: each agent of a group chat calls its own turns the one and all others' the other). A
+request that extends an end continues that session. Rules that keep strangers apart:
+
+- A history without an assistant turn that equals an end exactly starts a new session: two clients
+  may open with the same words. But an agent that hasn't opened so joins the oldest session that
+  another agent opened with the same long text and that hasn't gone on: a supervisor hands its
+  worker the task as it came.
+- Of several sessions with the same end, one that no request has continued yet is taken first, the
+  same agent's before others, the oldest first; a continued one (a fan-out from one point) or an
+  agent's own repeated request (a retry) only if there is no other, and if no other session has since
+  come to an earlier point and waits there (the same conversation once more, with the same answers).
+- Only ends of prompts that were served count, so a few-shot prefix that many clients share doesn't
+  join them.
+"""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.recognition.canonical import canonical_json, leading_count, text_of
+
+MAX_ENDS = 32_768
+"""Distinct histories remembered; the least recently used is forgotten, its conversation then counts as new."""
+
+MAX_SESSIONS_PER_END = 64
+"""Sessions that stand at the same history; the oldest is forgotten first."""
+
+LEAST_TASK_CHARS = 24
+"""Openings shorter than this (a greeting) don't make two agents a team."""
+
+
+@dataclass(slots=True)
+class End:
+    """The end of one accepted prompt; a later one has a higher number."""
+
+    session: str
+    agent: str
+    number: int
+    claims: int = 0
+    continued: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.claims == 0 and not self.continued
+
+
+@dataclass(slots=True)
+class Claim:
+    """One request's hold on the end that it continues; `record` or `release` it exactly once.
+
+    `known_messages`: how many leading messages that end stands for.
+    """
+
+    session: str | None
+    key: int | None
+    end: End | None = None
+    known_messages: int = 0
+    settled: bool = field(default=False)
+
+
+class ConversationIndex:
+    """History hash -> ends, for all tenants of a gateway; the tenant is part of the hash."""
+
+    def __init__(self, max_ends: int = MAX_ENDS) -> None:
+        self._max_ends = max_ends
+        self._ends: OrderedDict[int, list[End]] = OrderedDict()
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def match(
+        self,
+        tenant: str,
+        agent: str,
+        messages: list[dict[str, Any]],
+        votes: Callable[[], dict[str, int]] = dict,
+        is_like: Callable[[str], bool] = lambda _: False,
+    ) -> Claim:
+        """The session this history continues, or None; holds its end until `record` or `release`.
+
+        `votes` (session -> weight) is asked when the history alone doesn't decide; `is_like` tells whether an
+        agent's prompt is worded like this one's.
+        """
+        keys, has_assistant = history_keys(tenant, messages)
+        found, count = self._continued(keys, has_assistant, agent, votes)
+        if found is not None:
+            found.claims += 1
+            return Claim(found.session, keys[-1], found, len(messages) - len(keys) + count)
+        weights = votes()
+        session = max(weights, key=weights.__getitem__, default=None)
+        if session is None and keys and not has_assistant and _size(messages) >= LEAST_TASK_CHARS:
+            session = _session_to_join(self._ends.get(keys[-1], ()), agent, is_like)
+        return Claim(session, keys[-1] if keys else None)
+
+    def _continued(
+        self, keys: list[int], has_assistant: bool, agent: str, votes: Callable[[], dict[str, int]]
+    ) -> tuple[End | None, int]:
+        """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
+        taken: End | None = None
+        count = 0
+        for length in range(len(keys) if has_assistant else len(keys) - 1, 0, -1):
+            key = keys[length - 1]
+            ends = self._ends.get(key)
+            if not ends:
+                continue
+            quoted = _quoted(ends, votes)
+            if quoted and taken is None:
+                return _choose(quoted, agent), length
+            repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
+            after = taken.number if taken is not None else -1
+            waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
+            if waiting or taken is None:
+                self._ends.move_to_end(key)
+                taken, count = _choose(waiting or ends, agent), length
+            if waiting:
+                break
+        return taken, count
+
+    def record(self, claim: Claim, session: str, agent: str) -> None:
+        """The request was accepted: its own history is now an end of `session`."""
+        if claim.settled:
+            return
+        self.release(claim)
+        if claim.end is not None:
+            claim.end.continued = True
+        if claim.key is None:
+            return
+        ends = self._ends.setdefault(claim.key, [])
+        ends.append(End(session, agent, next(self._numbers)))
+        del ends[:-MAX_SESSIONS_PER_END]
+        self._ends.move_to_end(claim.key)
+        while len(self._ends) > self._max_ends:
+            self._ends.popitem(last=False)
+
+    def release(self, claim: Claim) -> None:
+        """The request was refused: nothing is remembered of it."""
+        if not claim.settled:
+            claim.settled = True
+            if claim.end is not None:
+                claim.end.claims -= 1
+
+
+def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], bool]) -> str | None:
+    """The first session that other agents opened and that hasn't gone on without this one.
+
+    Not one of an agent that is worded like this one: prompts of one make, which open alike in any session.
+    """
+    closed = {end.session for end in ends if end.continued or end.agent == agent or is_like(end.agent)}
+    return next((end.session for end in ends if end.session not in closed), None)
+
+
+def _size(messages: list[dict[str, Any]]) -> int:
+    """Characters that an opening says."""
+    return sum(len(text_of(message.get("content"))) for message in messages[leading_count(messages) :])
+
+
+def _quoted(ends: list[End], votes: Callable[[], dict[str, int]]) -> list[End]:
+    """Of the ends of several sessions those of the one that the request repeats most of, if of any."""
+    if len({end.session for end in ends}) < 2:
+        return []
+    weights = votes()
+    best = max(ends, key=lambda end: weights.get(end.session, 0))
+    return [end for end in ends if end.session == best.session] if best.session in weights else []
+
+
+def _choose(ends: list[End], agent: str) -> End:
+    still_open = [end for end in ends if end.is_open]
+    for end in still_open:
+        if end.agent == agent:
+            return end
+    if still_open:
+        return still_open[0]
+    for end in reversed(ends):
+        if end.agent == agent:
+            return end
+    return ends[-1]
+
+
+def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int], bool]:
+    """One key for each prefix of the history, and whether it holds an assistant turn.
+
+    Keys never leave the process, so the interpreter's own keyed hash of strings will do; it is several times
+    faster than a digest over a long history.
+    """
+    key = hash(("history", tenant))
+    keys: list[int] = []
+    has_assistant = False
+    for message in messages[leading_count(messages) :]:
+        role = message.get("role")
+        if role == "assistant":
+            has_assistant = True
+            role = "user"
+        content = message.get("content")
+        text = content if isinstance(content, str) else text_of(content)
+        calls, answers = message.get("tool_calls"), message.get("tool_call_id")
+        key = hash((key, role, text))
+        if calls or answers:
+            key = hash((key, canonical_json(calls or ()), str(answers or "")))
+        keys.append(key)
+    return keys, has_assistant

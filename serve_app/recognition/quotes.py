@@ -1,0 +1,181 @@
+"""Which session a prompt belongs to by what it repeats (pure, bounded).
+
+Frameworks that write each prompt anew break the chain of histories, yet a team's prompts repeat its own
+texts: an agent is handed what another one answered, or the task that another one was given. Lines are
+remembered with the session they came from. A line says something as long as one session alone has it, and
+
+- an answer of that session holds it: nobody else has seen that text; or
+- another agent of that session sent it, this one never did, and this agent is known from other sessions: what
+  its framework always says is common by then, what is left is the task.
+
+A first-time agent never joins by text it was given: two strangers may use one framework's wording.
+"""
+
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.recognition.canonical import text_of
+
+MAX_LINES = 65_536
+"""Lines remembered for all tenants; the one not seen for longest is forgotten first."""
+
+MAX_AGENTS = 4096
+"""Agents remembered with the session they were first seen in."""
+
+MAX_LINES_PER_TEXT = 256
+"""Lines of one prompt or answer that are looked at, from both ends of the conversation."""
+
+MAX_TEXT_CHARS = 16_384
+"""Characters of one message that are looked at, half from either end."""
+
+MAX_PROMPT_CHARS = 32_768
+"""Characters of all messages that are looked at, so that a long prompt costs no more than a short one."""
+
+LEAST_LINE_CHARS = 24
+LEAST_EVIDENCE_CHARS = 40
+ANSWER_WEIGHT = 4
+MAX_SENDERS = 4
+
+_MARKS = " \t\r*-#>`.:0123456789()[]"
+"""Stripped from the head of a line: lists are numbered anew when they are quoted."""
+
+_STOPS = " \t\r*`.:"
+
+_ADDRESS = "You are "
+"""How a role that one agent describes is handed to another."""
+
+Line = tuple[int, int]
+"""(key, characters)."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Where a line was seen: its one session, the agents that sent it, whether it was an answer's."""
+
+    session: str
+    senders: tuple[str, ...] = ()
+    answered: bool = False
+    is_common: bool = False
+
+
+class QuoteIndex:
+    """Lines of prompts and answers -> session; the tenant is part of each key."""
+
+    def __init__(self, max_lines: int = MAX_LINES, max_agents: int = MAX_AGENTS) -> None:
+        self._max_lines = max_lines
+        self._max_agents = max_agents
+        self._lines: OrderedDict[int, _Seen] = OrderedDict()
+        self._homes: OrderedDict[str, str | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def vote(self, conversation: Iterable[Line], system: Iterable[Line], agent: str, speaker: str) -> dict[str, int]:
+        """Session -> weight of the evidence for it; sessions with too little are left out.
+
+        `speaker` tells an agent's prompts apart that differ by more than their conversation. What a system text
+        shares with another agent's says nothing: prompts of one make share more than a task.
+        """
+        votes: Counter[str] = Counter()
+        is_known = self._homes.get(agent, "") is None
+        for lines, may_share in ((conversation, is_known), (system, False)):
+            for key, size in lines:
+                seen = self._lines.get(key)
+                if seen is None or seen.is_common:
+                    continue
+                if seen.answered:
+                    votes[seen.session] += ANSWER_WEIGHT * size
+                elif may_share and speaker not in seen.senders:
+                    votes[seen.session] += size
+        return {session: weight for session, weight in votes.items() if weight >= LEAST_EVIDENCE_CHARS}
+
+    def note(self, lines: Iterable[Line], session: str, agent: str, speaker: str) -> None:
+        """A request with these lines was accepted as part of `session`."""
+        if self._homes.setdefault(agent, session) != session:
+            self._homes[agent] = None
+        self._homes.move_to_end(agent)
+        if len(self._homes) > self._max_agents:
+            self._homes.popitem(last=False)
+        for key, _ in lines:
+            seen = self._at(key, session)
+            if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
+                seen.senders = (*seen.senders, speaker)
+        self._forget()
+
+    def note_answer(self, lines: Iterable[Line], session: str) -> None:
+        for key, _ in lines:
+            seen = self._at(key, session)
+            seen.answered = seen.answered or not seen.senders
+        self._forget()
+
+    def is_session_text(self, key: int, session: str) -> bool:
+        """Whether `session` alone has this line, and it went from one agent to another there."""
+        seen = self._lines.get(key)
+        return (
+            seen is not None
+            and not seen.is_common
+            and seen.session == session
+            and (seen.answered or len(seen.senders) > 1)
+        )
+
+    def _at(self, key: int, session: str) -> _Seen:
+        seen = self._lines.get(key)
+        if seen is None:
+            seen = self._lines[key] = _Seen(session)
+        elif seen.session != session:
+            seen.is_common = True
+        self._lines.move_to_end(key)
+        return seen
+
+    def _forget(self) -> None:
+        while len(self._lines) > self._max_lines:
+            self._lines.popitem(last=False)
+
+
+def lines_of_messages(tenant: str, messages: Sequence[dict[str, Any]]) -> list[Line]:
+    """Distinct lines worth comparing; the newest and the oldest messages come first."""
+    return _lines(sentences(tenant, messages))
+
+
+def lines_of_answer(tenant: str, text: str) -> list[Line]:
+    return _lines(_sentences(tenant, (text,)))
+
+
+def sentences(tenant: str, messages: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """Key -> text of what `lines_of_messages` gives."""
+    return _sentences(tenant, (text_of(message.get("content")) for message in _from_both_ends(messages)))
+
+
+def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    low, high = 0, len(messages) - 1
+    while low <= high:
+        yield messages[high]
+        if low < high:
+            yield messages[low]
+        low, high = low + 1, high - 1
+
+
+def _lines(found: dict[int, str]) -> list[Line]:
+    return [(key, len(text)) for key, text in found.items()]
+
+
+def _sentences(tenant: str, texts: Iterable[str]) -> dict[int, str]:
+    """Keys are the interpreter's own string hashes: they never leave the process."""
+    found: dict[int, str] = {}
+    left = MAX_PROMPT_CHARS
+    for text in texts:
+        if len(text) > MAX_TEXT_CHARS:
+            text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
+        left -= len(text)
+        for line in text.replace(". ", "\n").replace(": ", "\n").split("\n"):
+            if len(line) < LEAST_LINE_CHARS:
+                continue
+            bare = line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
+            if len(bare) >= LEAST_LINE_CHARS:
+                found[hash((tenant, bare))] = bare
+        if left <= 0 or len(found) >= MAX_LINES_PER_TEXT:
+            break
+    return dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))
