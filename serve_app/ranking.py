@@ -5,8 +5,9 @@
           - load_weight   * requests in flight there * what a request costs
 
 all in prompt tokens. A replica that has `hot_requests` more in flight than the least busy one comes
-after all that don't: following prefixes alone makes a hot spot. Ties go to the replica chosen longest
-ago, so a new one isn't drowned and an empty cluster is filled evenly.
+after all that don't: following prefixes alone makes a hot spot. Ties go to the replica where the session
+was last, since what is computed ahead for it is computed there; then to the one chosen longest ago, so a
+new one isn't drowned and an empty cluster is filled evenly.
 """
 
 import random
@@ -54,8 +55,9 @@ def rank(request: RankingInput, view: ClusterView, weights: RankingWeights) -> l
     """All replicas of `request.loads`, best first."""
     least = min(request.loads.values(), default=0)
     cost = _request_cost(request.session)
+    last = _last_place(request.session)
 
-    def key(replica: str) -> tuple[bool, float, int, float]:
+    def key(replica: str) -> tuple[bool, float, int, bool, float]:
         load = request.loads[replica]
         score = (
             weights.cached_weight * cached_tokens(request, view, replica)
@@ -63,7 +65,7 @@ def rank(request: RankingInput, view: ClusterView, weights: RankingWeights) -> l
             - weights.load_weight * load * cost
         )
         is_hot = load - least >= weights.hot_requests
-        return is_hot, -score, load, request.chosen_s.get(replica, float("-inf"))
+        return is_hot, -score, load, replica != last, request.chosen_s.get(replica, float("-inf"))
 
     return sorted(request.loads, key=key)
 
@@ -97,7 +99,7 @@ def reach_tokens(request: RankingInput, view: ClusterView, replica: str) -> floa
         if value > 0.01 and agent != request.agent:
             there = max(_session_tokens(session, agent, replica), _anchor_tokens(request, view, agent, replica))
             total += value * there
-    return total
+    return total if total >= MIN_USEFUL_TOKENS else 0.0
 
 
 def by_load(loads: Mapping[str, int], choices: random.Random) -> list[str]:
@@ -133,6 +135,11 @@ def _anchor_tokens(request: RankingInput, view: ClusterView, agent: str, replica
     blocks = there.resident.get(request.workload, {}).get(agent, 0)
     anchor = view.anchors.get(request.workload, {}).get(agent, unknown_tokens)
     return min(blocks * there.block_size, anchor)
+
+
+def _last_place(session: SessionView | None) -> str | None:
+    place = session.places.get(session.current) if session is not None and session.current is not None else None
+    return place[0] if place is not None else None
 
 
 def _request_cost(session: SessionView | None) -> float:

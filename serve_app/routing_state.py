@@ -30,6 +30,10 @@ MAX_REPLICAS_PER_AGENT = 8
 AGENT_PLACE_S = 15.0
 """How long a place counts before the cluster's view must show it: a few exchanges."""
 
+SETTLED_S = 3.0
+"""A replica's report this much younger than a place knows better: the prompt has been computed and reported by then."""
+
+MAX_TOKENS = 1 << 40
 MAX_REPLICAS = 4096
 MAX_WORKLOADS = 1024
 
@@ -54,18 +58,30 @@ class ClusterView:
     anchors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     received_s: float = float("-inf")
 
+    def is_later(self, replica: str, at_s: float) -> bool:
+        """Whether the replica has told what it holds since what was sent there at `at_s` must show."""
+        there = self.replicas.get(replica)
+        return there is not None and self.received_s - there.age_s > at_s + SETTLED_S
+
+    def holds_at_most(self, workload: str, agent: str, replica: str, at_s: float) -> int:
+        """Tokens of an agent there, all its sessions together, if a report says so that is later than `at_s`."""
+        if not self.is_later(replica, at_s):
+            return MAX_TOKENS
+        there = self.replicas[replica]
+        return there.resident.get(workload, {}).get(agent, 0) * there.block_size
+
 
 @dataclass(slots=True)
 class SessionPlace:
-    """Where a session's requests went: agent -> (replica, prompt tokens), newest last."""
+    """Where a session's requests went: agent -> (replica, prompt tokens, when), newest last."""
 
     current: str | None = None
-    places: OrderedDict[str, tuple[str, int]] = field(default_factory=OrderedDict)
+    places: OrderedDict[str, tuple[str, int, float]] = field(default_factory=OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """An immutable copy of a `SessionPlace` for the router's thread."""
+    """An immutable copy of a `SessionPlace` for the router's thread; no more tokens than a later report admits."""
 
     current: str | None
     places: Mapping[str, tuple[str, int]]
@@ -121,14 +137,24 @@ class RoutingState:
             place = self._sessions.get((workload, session))
             if place is None:
                 return None
-            return SessionView(place.current, dict(place.places))
+            view = self._view
+            places = {
+                agent: (replica, min(tokens, view.holds_at_most(workload, agent, replica, at_s)))
+                for agent, (replica, tokens, at_s) in place.places.items()
+            }
+            return SessionView(place.current, places)
 
     def agent_places(self, workload: str, agent: str) -> dict[str, int]:
-        """Replica -> tokens of the agent's last prompt there, of the last `AGENT_PLACE_S` seconds."""
+        """Replica -> tokens of the agent's last prompt there, where no report is young enough to show it itself."""
         oldest_s = self._clock() - AGENT_PLACE_S
         with self._lock:
+            view = self._view
             places: Mapping[str, tuple[int, float]] = self._agents.get((workload, agent), {})
-            return {replica: tokens for replica, (tokens, at_s) in places.items() if at_s >= oldest_s}
+            return {
+                replica: tokens
+                for replica, (tokens, at_s) in places.items()
+                if at_s >= oldest_s and not view.is_later(replica, at_s)
+            }
 
     def record(self, workload: str, session: str, agent: str, replica: str, prompt_tokens: int) -> None:
         """A replica accepted this session's request."""
@@ -136,7 +162,7 @@ class RoutingState:
             place = self._sessions.setdefault((workload, session), SessionPlace())
             self._sessions.move_to_end((workload, session))
             place.current = agent
-            place.places[agent] = (replica, prompt_tokens)
+            place.places[agent] = (replica, prompt_tokens, self._clock())
             place.places.move_to_end(agent)
             while len(place.places) > MAX_AGENTS_PER_SESSION:
                 place.places.popitem(last=False)

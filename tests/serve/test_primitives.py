@@ -18,6 +18,7 @@ from tests.server_kit import BLOCK_TOKENS, CACHE_BLOCKS, Filler, Server
 
 ANCHOR_TOKENS = 320
 NOISE_TOKENS = 1500
+WARM_BLOCKS = ANCHOR_TOKENS // BLOCK_TOKENS - 2
 
 
 class Team:
@@ -134,11 +135,13 @@ def test_act(client: httpx.Client, operator: httpx.Client, filler: Filler) -> No
     useful = state(client)["prefetch"]["useful"]
     team.say("planner", "live")
     wait_for(
-        lambda: any(r["resident"].get(team.agent("coder"), 0) > 0 for r in state(client)["replicas"]),
+        lambda: any(r["resident"].get(team.agent("coder"), 0) >= WARM_BLOCKS for r in state(client)["replicas"]),
         20,
         "the coder's anchor is warm",
     )
-    assert cached(team.say("coder", "live")) >= ANCHOR_TOKENS - 2 * BLOCK_TOKENS
+    warm = {r["replica"]: r["resident"].get(team.agent("coder"), 0) for r in state(client)["replicas"]}
+    answer = team.say("coder", "live")
+    assert cached(answer) >= WARM_BLOCKS * BLOCK_TOKENS, f"served by {ours(answer, 'replica')}, warm were {warm}"
     wait_for(lambda: state(client)["prefetch"]["useful"] > useful, 10, "the warm-up was useful")
     found = agents(client)[team.agent("coder")]
     assert found["requests"] == 7

@@ -89,6 +89,53 @@ def test_places_of_agents_age_and_are_bounded() -> None:
     assert len(state._agents) == 4096
 
 
+def report(state: RoutingState, resident: dict[str, dict[str, int]], age_s: float = 0.0) -> None:
+    """What the actor tells the gateway, of replicas with blocks of 32 tokens."""
+    replicas = {
+        name: {
+            "resident": {"w": blocks},
+            "running": 0,
+            "waiting": 0,
+            "block_size": 32,
+            "total_blocks": 400,
+            "age_s": age_s,
+        }
+        for name, blocks in resident.items()
+    }
+    state.update_cluster({"replicas": replicas, "anchors": {"w": {}}})
+
+
+def test_a_later_report_knows_better_than_the_place_of_an_agent() -> None:
+    now = [0.0]
+    state = RoutingState(clock=lambda: now[0])
+    state.record("w", "s", "a", "r1", 640)
+    report(state, {"r1": {}})
+    assert state.agent_places("w", "a") == {"r1": 640}, "the prompt may still be in a queue"
+    now[0] = 8.0
+    report(state, {"r1": {}}, age_s=6.0)
+    assert state.agent_places("w", "a") == {"r1": 640}, "the report is older than it is young enough to know"
+    report(state, {"r1": {}})
+    assert state.agent_places("w", "a") == {}
+
+
+def test_a_session_has_no_more_than_a_later_report_admits() -> None:
+    now = [0.0]
+    state = RoutingState(clock=lambda: now[0])
+    state.record("w", "s", "a", "r1", 640)
+    state.record("w", "s", "b", "gone", 640)
+    now[0] = 8.0
+    report(state, {"r1": {"a": 10}})
+    session = state.session("w", "s")
+    assert session is not None and dict(session.places) == {"a": ("r1", 320), "b": ("gone", 640)}
+
+
+def test_where_nothing_is_cached_a_session_stays_where_its_anchors_are_computed_ahead() -> None:
+    session = SessionView("a", {"a": ("r1", 0)})
+    request = ask({"r1": 0, "r2": 0}, agent="b", session=session, chosen_s={"r1": 9.0, "r2": 1.0})
+    assert rank(request, view({"r1": {}, "r2": {}}, {}), WEIGHTS)[0] == "r1"
+    assert rank(ask({"r1": 1, "r2": 0}, "b", session), view({"r1": {}, "r2": {}}, {}), WEIGHTS)[0] == "r2"
+
+
 def test_own_history_draws() -> None:
     session = SessionView("a", {"a": ("r2", 900)})
     assert rank(ask({"r1": 0, "r2": 0}, session=session), view({"r1": {}, "r2": {}}, {}), WEIGHTS)[0] == "r2"
