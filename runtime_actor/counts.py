@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,15 @@ class WindowEntry:
     gap_ms: int | None
     source_visits: int = ANY_VISITS
     target_visits: int = ANY_VISITS
+
+    @property
+    def slots(self) -> tuple[int, int, int]:
+        return self.before, self.source, self.target
+
+    def renamed(self, slot: int, name: int) -> WindowEntry:
+        """The same step with `name` in place of `slot`."""
+        before, source, target = (name if old == slot else old for old in self.slots)
+        return replace(self, before=before, source=source, target=target)
 
 
 def gap_bin(gap_ms: int) -> int:
@@ -117,6 +126,16 @@ class Window:
         oldest = self.entries.popleft()
         self.counts.add(oldest, -1)
         return oldest
+
+    def rename(self, slot: int, name: int) -> None:
+        """Entries that name `slot` name `name` from now on. Linear in the window."""
+        entries = list(self.entries)
+        for i, entry in enumerate(entries):
+            if slot in entry.slots:
+                self.counts.add(entry, -1)
+                entries[i] = entry.renamed(slot, name)
+                self.counts.add(entries[i], 1)
+        self.entries = deque(entries)
 
 
 def _change(rows: dict, key: object, column: Stage, sign: int) -> None:

@@ -29,11 +29,12 @@ from runtime_actor.counts import (
     WindowEntry,
 )
 from runtime_actor.errors import CheckpointError
-from runtime_actor.tables import OTHER
+from runtime_actor.slots import Slots
 
 START = "start"
 END = "end"
-STATE_VERSION = 2
+STATE_VERSION = 3
+VERSION_WITHOUT_ACTIVITY = 2
 
 
 @dataclass(slots=True)
@@ -66,9 +67,9 @@ class TransitionModel:
 
     Bounds and what happens at them:
     - `window` entries: the oldest leaves all counts.
-    - `max_agents` slots, the last of them shared as OTHER. An agent that comes when the others are taken
-      is counted as OTHER. A slot that no window entry names any more is given to the next new agent;
-      sessions that still stand on it move to OTHER.
+    - `max_agents` slots, the last of them shared as OTHER by the agents that are the least active
+      (`Slots`). What the window knows of an agent that loses its slot is OTHER's from then on, and so are
+      sessions that stand on it.
     - `max_sessions` live sessions: the one silent for longest is closed as if it had ended; if it
       speaks again it counts as a new session.
     """
@@ -85,10 +86,7 @@ class TransitionModel:
         self.start = max_agents
         self.end_state = max_agents + 1
         self.version = 0
-        self._names: list[str | None] = [None] * (max_agents - 1) + [OTHER]
-        self._slots: dict[str, int] = {}
-        self._free_slots: list[int] = list(range(max_agents - 2, -1, -1))
-        self._uses = [0] * (max_agents + 2)
+        self._slots = Slots(max_agents)
         self._window = Window(window, self.start, self.end_state)
         self._sessions: OrderedDict[str, SessionPosition] = OrderedDict()
 
@@ -96,7 +94,7 @@ class TransitionModel:
 
     def observe(self, session: str, agent: str, t_s: float) -> None:
         """A request of `agent` in `session` arrived at `t_s` (any clock; a step back counts as no gap)."""
-        slot = self._slot_of(agent)
+        slot = self._take_slot(agent)
         position = self._sessions.get(session)
         if position is None:
             position = self._sessions[session] = SessionPosition(self.start, slot, t_s, 1)
@@ -140,7 +138,7 @@ class TransitionModel:
     @property
     def agents(self) -> tuple[str, ...]:
         """Agents that own a slot, in slot order, without OTHER."""
-        return tuple(name for name in self._names[:-1] if name is not None)
+        return tuple(name for name in self._slots.names[:-1] if name is not None)
 
     @property
     def sessions(self) -> Mapping[str, SessionPosition]:
@@ -160,21 +158,21 @@ class TransitionModel:
     @property
     def live_slots(self) -> list[int]:
         """Slots that have a name, OTHER last."""
-        return [slot for slot, name in enumerate(self._names) if name is not None]
+        return [slot for slot, name in enumerate(self._slots.names) if name is not None]
 
     def name_of(self, slot: int) -> str:
         if slot == self.start:
             return START
         if slot == self.end_state:
             return END
-        name = self._names[slot]
+        name = self._slots.names[slot]
         if name is None:
             raise KeyError(f"slot {slot} has no agent")
         return name
 
     def slot_of(self, agent: str) -> int:
         """Slot that `agent` is counted under; OTHER's for an unknown one."""
-        return self._slots.get(agent, self.other)
+        return self._slots.find(agent)
 
     def counts(self) -> dict[tuple[str, str], int]:
         """(from, to) -> count in the window, START and END included, repeats left out."""
@@ -235,35 +233,21 @@ class TransitionModel:
 
     # --- counting -----------------------------------------------------------------------------------
 
-    def _slot_of(self, agent: str) -> int:
-        slot = self._slots.get(agent)
-        if slot is not None:
-            return slot
-        if agent == OTHER or not self._free_slots:
-            return self.other
-        slot = self._free_slots.pop()
-        previous_owner = self._names[slot]
-        if previous_owner is not None:
-            del self._slots[previous_owner]
-            self._move_sessions_to_other(slot)
-        self._names[slot] = agent
-        self._slots[agent] = slot
+    def _take_slot(self, agent: str) -> int:
+        slot, changed_hands = self._slots.request(agent)
+        if changed_hands is not None:
+            for position in self._sessions.values():
+                position.forget(changed_hands, self.other)
+            if self._slots.uses[changed_hands]:
+                self._window.rename(changed_hands, self.other)
+                self._slots.moved_to_other(changed_hands)
         return slot
 
-    def _move_sessions_to_other(self, slot: int) -> None:
-        for position in self._sessions.values():
-            position.forget(slot, self.other)
-
     def _count(self, entry: WindowEntry) -> None:
-        for slot in (entry.before, entry.source, entry.target):
-            if slot < self.other and self._uses[slot] == 0 and slot in self._free_slots:
-                self._free_slots.remove(slot)
-            self._uses[slot] += 1
+        self._slots.entered(entry.slots)
         oldest = self._window.push(entry)
-        for slot in (oldest.before, oldest.source, oldest.target) if oldest else ():
-            self._uses[slot] -= 1
-            if slot < self.other and self._uses[slot] == 0:
-                self._free_slots.insert(0, slot)
+        if oldest is not None:
+            self._slots.left(oldest.slots)
 
     # --- checkpoints --------------------------------------------------------------------------------
 
@@ -274,8 +258,7 @@ class TransitionModel:
             "window": self.window,
             "max_agents": self.max_agents,
             "max_sessions": self.max_sessions,
-            "names": list(self._names[:-1]),
-            "free_slots": list(self._free_slots),
+            "slots": self._slots.state(),
             "entries": [
                 [e.before, e.source, e.target, e.gap_ms, e.source_visits, e.target_visits] for e in self._window.entries
             ],
@@ -293,7 +276,7 @@ class TransitionModel:
             CheckpointError: an unknown version, a missing field, or slots and names that don't fit.
         """
         try:
-            if state["version"] != STATE_VERSION:
+            if state["version"] not in (VERSION_WITHOUT_ACTIVITY, STATE_VERSION):
                 raise CheckpointError(f"transition state of unknown version {state['version']!r}")
             model = cls(
                 window or int(state["window"]),
@@ -306,14 +289,17 @@ class TransitionModel:
         return model
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        names = [None if name is None else str(name) for name in state["names"]]
-        if len(names) != self.max_agents - 1:
-            raise ValueError(f"{len(names)} names for {self.max_agents - 1} slots")
-        self._names = [*names, OTHER]
-        self._slots = {name: slot for slot, name in enumerate(names) if name is not None}
-        self._free_slots = [int(slot) for slot in state["free_slots"]]
+        if state["version"] == VERSION_WITHOUT_ACTIVITY:
+            idle = [[0.0, 0]] * (self.max_agents - 1)
+            since = {"requests": 0, "activity": idle, "contenders": [], "next_takeover": 0}
+            self._slots.load({"names": state["names"], "free": state["free_slots"], **since})
+        else:
+            self._slots.load(state["slots"])
         for fields in state["entries"]:
-            self._count(self._checked_entry(*fields))
+            entry = self._checked_entry(*fields)
+            self._count(entry)
+            if state["version"] == VERSION_WITHOUT_ACTIVITY and entry.target < self.other:
+                self._slots.request(self.name_of(entry.target))
         for session, previous, current, t_s, requests, visits in state["sessions"][-self.max_sessions :]:
             self._sessions[str(session)] = SessionPosition(
                 int(previous),
@@ -339,11 +325,7 @@ class TransitionModel:
         """Recount everything from the window. Raises ValueError with what doesn't hold."""
         uses: Counter[int] = Counter()
         for entry in self._window.entries:
-            uses.update((entry.before, entry.source, entry.target))
-        free = self._free_slots
-        slots_ok = all(
-            (slot in free) == (uses[slot] == 0) and self._uses[slot] == uses[slot] for slot in range(self.other)
-        )
+            uses.update(entry.slots)
         positions = all(
             0 <= p.current <= self.other
             and 0 <= p.previous <= self.start
@@ -353,13 +335,10 @@ class TransitionModel:
         checks = {
             "window length": self.observed <= self.window,
             "session cap": len(self._sessions) <= self.max_sessions,
-            "slots": slots_ok and len(set(free)) == len(free),
-            "names": all(self._names[slot] == name for name, slot in self._slots.items())
-            and len(self._slots) == len(self.agents),
             "positions": positions,
         }
         broken = [name for name, holds in checks.items() if not holds]
-        broken += self.steps.differences(self._window.entries)
+        broken += self._slots.broken(uses) + self.steps.differences(self._window.entries)
         if broken:
             raise ValueError(f"transition model: {', '.join(broken)} don't hold")
 

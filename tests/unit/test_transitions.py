@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runtime_actor.counts import MAX_VISITS
 from runtime_actor.errors import CheckpointError
-from runtime_actor.transitions import END, OTHER, START, TransitionModel
+from runtime_actor.tables import OTHER
+from runtime_actor.transitions import END, START, TransitionModel
 
 SESSIONS = ["s1", "s2", "s3", "s4", "s5"]
 AGENTS = ["a", "b", "c", "d", "e"]
@@ -147,7 +148,8 @@ def test_restore_into_a_smaller_window_keeps_the_newest() -> None:
     "damage",
     [
         {"version": 99},
-        {"names": []},
+        {"slots": {}},
+        {"slots": 5},
         {"entries": [[0, 0, -1, None, 0, 0]]},
         {"entries": [[0, 0, 10_000, None, 0, 0]]},
         {"entries": [[0, 0, 0, -5, 0, 0]]},
@@ -155,7 +157,9 @@ def test_restore_into_a_smaller_window_keeps_the_newest() -> None:
         {"entries": [[0, 0, 0, 5]]},
         {"entries": 7},
         {"sessions": [["s", 1000, 0, 0.0, 1, []]]},
-        {"free_slots": [0, 0]},
+        {"slots": {**TransitionModel(max_agents=4).state()["slots"], "free": [0, 0]}},
+        {"slots": {**TransitionModel(max_agents=4).state()["slots"], "names": []}},
+        {"slots": {**TransitionModel(max_agents=4).state()["slots"], "activity": [[0.0, float("nan")]] * 3}},
         {"window": "many"},
     ],
 )
@@ -233,6 +237,63 @@ def test_agents_beyond_the_slots_share_other() -> None:
     assert model.counts()[("b", OTHER)] == 1
     assert model.repeats() == {OTHER: 1}
     assert model.slot_of("d") == model.slot_of("never seen") == model.other
+
+
+def team(model: TransitionModel, members: str, sessions: range) -> None:
+    for i in sessions:
+        for agent in members:
+            model.observe(f"{members}{i}", agent, float(i))
+        model.end(f"{members}{i}", float(i))
+
+
+def test_a_new_team_takes_the_slots_of_one_that_is_gone() -> None:
+    """Long before the window forgets the old team; and what is learnt of the new one is right from then on."""
+    model = TransitionModel(max_agents=4)
+    team(model, "abc", range(100))
+    model.observe("stays", "a", 0.0)
+    team(model, "xyz", range(300))
+    assert set(model.agents) == {"x", "y", "z"}
+    assert model.observed < model.window
+    assert model.name_of(model.sessions["stays"].current) == OTHER
+    assert model.probabilities()["x", "y"] > 0.9
+    assert model.counts()[(OTHER, END)] >= 100
+    model.check_invariants()
+
+
+def test_agents_that_come_once_take_no_slot() -> None:
+    model = TransitionModel(max_agents=4)
+    team(model, "abc", range(10))
+    for i in range(2000):
+        model.observe(f"stranger {i}", f"agent {i}", 100.0)
+        if i % 20 == 0:
+            team(model, "abc", range(i, i + 1))
+    assert set(model.agents) == {"a", "b", "c"}
+    assert model.probabilities()["a", "b"] == 1.0
+    model.check_invariants()
+
+
+def test_equally_active_agents_do_not_chase_each_other_out() -> None:
+    model = TransitionModel(max_agents=5)
+    before = 0
+    taken = set()
+    for i in range(4000):
+        model.observe("s", "abcdefgh"[i % 8], float(i))
+        taken.add(model.agents)
+        before = max(before, len(taken))
+    assert before <= 5, "four agents came first and stay"
+
+
+def test_a_state_of_the_version_before_is_read() -> None:
+    model = TransitionModel(max_agents=4)
+    team(model, "abc", range(100))
+    state = model.state()
+    slots = state.pop("slots")
+    old = state | {"version": 2, "names": slots["names"], "free_slots": slots["free"]}
+    back = TransitionModel.restore(json.loads(json.dumps(old)))
+    assert back.counts() == model.counts() and back.agents == model.agents
+    for i in range(3):
+        back.observe("new", "xyz"[i], 0.0)
+    assert set(back.agents) == {"a", "b", "c"}, "the old ones count as active as their requests in the window"
 
 
 def test_expire_ends_silent_sessions() -> None:
