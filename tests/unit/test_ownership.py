@@ -285,7 +285,7 @@ def test_asking_for_an_anchors_value_does_not_hide_changes_from_the_queue(direct
 def test_caps_and_values_hold_whatever_happens(steps: list[tuple[str, int, str]]) -> None:
     clock = Clock()
     bounds = ValueSettings(max_workloads=2, max_sessions=5, max_agents_per_session=2, max_shared_owners=3)
-    directory = OwnerDirectory(bounds, 16, clock, SharedPrefixes(max_digests=20))
+    directory = OwnerDirectory(bounds, 16, clock, SharedPrefixes(max_prefixes=20))
     for i, (what, which, agent) in enumerate(steps):
         name, session = f"r{which}", f"s{which % 9}"
         match what:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import zlib
 
-from replicas.cache.sharing import SharedPrefixes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicas.cache.sharing import LEAST_SHARE, MAX_SHARERS, SharedPrefixes
 
 AGENT = ("w", "coder")
 
@@ -45,3 +49,80 @@ def test_an_agent_that_joins_an_anchor_late_shares_it() -> None:
     seen = prefixes.see(blocks("common", "tester's", "y"), ("w", "tester"), "s1", 91)
     assert [end for end, _ in seen.runs] == [1, 2]
     assert seen.runs[0][1] == (AGENT, ("w", "tester"))
+
+
+class BlockByBlock:
+    """The same, kept for each block by itself and for ever."""
+
+    def __init__(self) -> None:
+        self.first: dict[bytes, str] = {}
+        self.bits: dict[bytes, set[int]] = {}
+        self.agents: dict[bytes, dict[tuple[str, str], int]] = {}
+        self.told: dict[bytes, list[tuple[str, str]]] = {}
+
+    def see(self, hashes: list[bytes], agent: tuple[str, str], session: str, sessions: int) -> tuple:
+        shared: list[tuple[bytes, list]] = []
+        moved = []
+        leading, known = True, 0
+        for i, block in enumerate(hashes):
+            if block not in self.first:
+                self.first[block], self.bits[block], self.agents[block] = session, set(), {agent: sessions}
+                leading = False
+                continue
+            known = i + 1
+            if session != self.first[block]:
+                self.bits[block].add(zlib.crc32(session.encode()) % 64)
+            agents = self.agents[block]
+            if agent in agents or len(agents) < MAX_SHARERS:
+                agents.setdefault(agent, sessions)
+            since = min(sessions - agents.get(agent, 0), 128)
+            leading = leading and len(self.bits[block]) + 1 >= max(2, since // LEAST_SHARE)
+            if leading:
+                shared.append((block, sorted(agents)))
+                if self.told.get(block) != sorted(agents):
+                    self.told[block] = sorted(agents)
+                    moved.append(i)
+        return [agents for _, agents in shared], moved, known
+
+
+PROMPT = st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(0, 5))
+
+
+@given(st.lists(PROMPT, max_size=40))
+@settings(deadline=None)
+def test_equals_looking_at_each_block(prompts: list[tuple[int, list[int], int]]) -> None:
+    prefixes, naive = SharedPrefixes(), BlockByBlock()
+    seen_sessions: set[tuple[int, int]] = set()
+    for agent, names, session in prompts:
+        hashes = blocks(*(str(name) for name in names))
+        before = len({s for a, s in seen_sessions if a == agent})
+        seen = prefixes.see(hashes, ("w", f"agent {agent}"), f"s{session}", before)
+        agents, moved, known = naive.see(hashes, ("w", f"agent {agent}"), f"s{session}", before)
+        seen_sessions.add((agent, session))
+        starts = [0, *(end for end, _ in seen.runs)]
+        by_block = [list(a) for start, (end, a) in zip(starts, seen.runs, strict=False) for _ in range(start, end)]
+        assert by_block == agents
+        assert list(seen.moved) == moved
+        assert (seen.known_blocks, seen.seen_blocks) == (known, len(hashes))
+        prefixes.check_invariants()
+        assert len(prefixes) == len(naive.first)
+
+
+@given(st.lists(PROMPT, max_size=60), st.integers(8, 20))
+@settings(deadline=None)
+def test_a_full_memory_forgets_ends_of_prompts_and_stays_right(prompts: list, bound: int) -> None:
+    prefixes = SharedPrefixes(max_prefixes=bound)
+    for agent, names, session in prompts:
+        hashes = blocks(*(str(name) for name in names))
+        prefixes.see(hashes, ("w", f"agent {agent}"), f"s{session}")
+        prefixes.check_invariants()
+        again = prefixes.see(hashes, ("w", f"agent {agent}"), f"s{session}")
+        assert again.known_blocks == len(hashes), "what was just seen is never what is forgotten"
+
+
+def test_what_follows_the_looked_at_blocks_is_the_sessions_own() -> None:
+    prefixes = SharedPrefixes(max_blocks=3)
+    prompt = blocks("a", "b", "c", "d", "e")
+    prefixes.see(prompt, AGENT, "s1", 0)
+    seen = prefixes.see(prompt, AGENT, "s2", 1)
+    assert (seen.num_blocks, seen.known_blocks, seen.seen_blocks, len(prefixes)) == (3, 3, 3, 3)
