@@ -23,8 +23,8 @@ import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 
 from replicas.cache.block_pool import PoolOwners
-from replicas.cache.owner_values import ValueSettings
 from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.settings import ValueSettings
 from replicas.cache.warm_ledger import WarmLedger
 from runtime_actor.messages import OwnerTag
 from runtime_actor.tables import OTHER, ReachTables

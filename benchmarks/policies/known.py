@@ -10,7 +10,7 @@ from benchmarks.policies.hops import CacheSagePolicy, CacheScoutPolicy
 from benchmarks.policies.lru import LruPolicy
 from benchmarks.policies.reach import ReachPolicy, without_contexts, without_waits
 from benchmarks.policies.ttl import TtlPolicy
-from replicas.cache.owner_values import ValueSettings
+from replicas.cache.settings import ValueSettings
 from runtime_actor.reach import ReachSettings
 
 MIN = "min"

@@ -14,8 +14,9 @@ from dataclasses import replace
 from benchmarks.cache import Block, FreeQueue
 from benchmarks.trace_format import Request
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import BlockOwner, ValueSettings
+from replicas.cache.owner_values import BlockOwner
 from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.settings import ValueSettings
 from replicas.free_queue import OwnerFreeQueue
 from runtime_actor.messages import OwnerTag
 from runtime_actor.reach import ReachSettings, compute_tables

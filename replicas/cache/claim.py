@@ -19,6 +19,7 @@ class Claim:
     __slots__ = (
         "agent",
         "anchor_tokens",
+        "is_waiting",
         "is_warmup",
         "moved",
         "reads_rest",
@@ -34,6 +35,7 @@ class Claim:
         self.request_id = request_id
         self.tag = tag
         self.is_warmup = tag is not None and tag.request_kind == WARMUP
+        self.is_waiting = False
         self.rest = rest
         self.runs: tuple[tuple[int, BlockOwner], ...] = ()
         self.anchor_tokens = 0

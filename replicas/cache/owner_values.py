@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replicas.cache.owner import Owner
 from replicas.cache.reuse import Reuse
+from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import AgentKey, SharedPrefix
 from replicas.cache.threads import ThreadRanks, Threads
 from runtime_actor.counts import ANY_VISITS, MAX_VISITS
@@ -24,8 +24,6 @@ ANCHOR = 3
 WAITING = 4
 KINDS = ("anonymous", "ended", "session", "anchor", "waiting")
 """What an evicted block was; indexed by `BlockOwner.reason`."""
-
-POLICIES = ("reach", "anchors", "lru")
 
 STEPS = 1024
 """Values are rounded to 1/1024: less is no evidence, and equal values leave by recency."""
@@ -43,33 +41,6 @@ MAX_GAP_RATIO = 10.0
 """One long pause says no more than this about a session's pace."""
 
 MAX_COUNTED_AGENTS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ValueSettings:
-    """weight: 0 is stock LRU, 1 orders by value in full; between, values are told apart more coarsely.
-
-    arrival_share: this replica's new sessions a
-    request, relative to the workload's.
-    """
-
-    policy: str = "reach"
-    weight: float = 1.0
-    arrival_share: float = 1.0
-    learn_reuse: bool = True
-    tick_s: float = 1.0
-    max_workloads: int = 64
-    max_sessions: int = 4096
-    max_agents_per_session: int = 64
-    max_shared_owners: int = 1024
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if not 0.0 <= self.weight <= 1.0:
-            raise ValueError(f"weight must be within [0, 1], got {self.weight}")
-        if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
-            raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
 
 
 def worth_of(value: float) -> float:

@@ -13,16 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import (
-    ANCHOR,
-    ANONYMOUS,
-    ENDED,
-    SESSION,
-    BlockOwner,
-    Session,
-    ValueSettings,
-    WorkloadValues,
-)
+from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
+from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
 from runtime_actor.messages import WARMUP, OwnerTag
@@ -58,6 +50,8 @@ class OwnerDirectory:
         self._news: set[BlockOwner] = set()
         self._sequence = 0
         self._next_tick_s = 0.0
+        self._next_refresh_s = 0.0
+        self._refresh_due = True
         self._quiet = False
 
     # --- requests -----------------------------------------------------------------------------------
@@ -122,8 +116,9 @@ class OwnerDirectory:
 
     def _set_waiting(self, request_id: str, waiting: bool) -> None:
         claim = self.claims.get(request_id)
-        if claim is None or claim.is_warmup:
+        if claim is None or claim.is_warmup or not (waiting or claim.is_waiting):
             return
+        claim.is_waiting = waiting
         for owner in claim.owners:
             if owner is self.nobody:
                 continue
@@ -176,8 +171,11 @@ class OwnerDirectory:
         room = workload.observe_thread(agent, rank) if known else MAX_THREADS
         if not known:
             workload.count_session(agent)
-        new = BlockOwner(SESSION, ((workload.name, agent),))
-        thread = Thread(new) if rank is None else threads.items.pop(rank)
+        if rank is None:
+            thread = Thread(BlockOwner(SESSION, ((workload.name, agent),)))
+            self._refresh_due = True
+        else:
+            thread = threads.items.pop(rank)
         thread.begins(hashes, prefix.num_blocks)
         threads.items.insert(0, thread)
         while len(threads.items) > room:
@@ -190,6 +188,7 @@ class OwnerDirectory:
         if owner is None:
             owner = self._shared[agents] = BlockOwner(ANCHOR, agents)
             self._quiet = False
+            self._refresh_due = True
             for workload, _ in agents:
                 if workload in self._workloads:
                     self._workloads[workload].anchor_added()
@@ -204,6 +203,7 @@ class OwnerDirectory:
         self._sessions.pop((session.workload.name, session.id), None)
         session.workload.remove(session)
         self._quiet = False
+        self._refresh_due = True
         for owner in session.owners:
             self._retire(owner)
 
@@ -232,6 +232,7 @@ class OwnerDirectory:
 
     def _revalue_all(self) -> None:
         self._quiet = False
+        self._refresh_due = True
         self._next_tick_s = 0.0
         self._touched.update(self._shared.values())
         for session in self._sessions.values():
@@ -256,21 +257,29 @@ class OwnerDirectory:
         return news
 
     def _update(self) -> None:
-        """Bring all values up to date; cheap when nothing happened."""
+        """Bring all values up to date; cheap when nothing happened.
+
+        What waits is known at once, and what is new is valued at once; that a session moved on counts within
+        `refresh_s`, so that a busy engine values many moves together.
+        """
         now = self._clock()
         if now >= self._next_tick_s:
             self._next_tick_s = now + self.settings.tick_s
             for workload in self._workloads.values():
                 workload.touch_all()
             self._quiet = False
+            self._refresh_due = True
         elif self._quiet and not self._touched:
             return
         active = self.is_active
         touched = self._touched
         self._touched = set()
-        if active and not self._quiet:
-            touched |= self._refresh(now)
-        self._quiet = True
+        if not self._quiet and (self._refresh_due or not 0.0 < self._next_refresh_s - now <= self.settings.refresh_s):
+            self._refresh_due = False
+            self._next_refresh_s = now + self.settings.refresh_s
+            self._quiet = True
+            if active:
+                touched |= self._refresh(now)
         self._news.update(owner for owner in touched if self._settle(owner, active))
 
     def _refresh(self, now: float) -> set[BlockOwner]:

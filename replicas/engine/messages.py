@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from replicas.cache.anchor_finder import FoundAnchor
-from replicas.cache.owner_values import ValueSettings
+from replicas.cache.settings import ValueSettings
 from replicas.cache.warm_ledger import WarmupOutcome
 from runtime_actor.errors import ConfigurationError, MessageError
 

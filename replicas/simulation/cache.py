@@ -9,9 +9,10 @@ import numpy as np
 
 from replicas.cache.anchor_finder import AnchorFinder
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import BlockOwner, ValueSettings, worth_of
+from replicas.cache.owner_values import BlockOwner, worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.residency import Residency, count_residency
+from replicas.cache.settings import ValueSettings
 from replicas.free_queue import OwnerFreeQueue
 from runtime_actor.messages import WARMUP, OwnerTag
 

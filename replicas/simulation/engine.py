@@ -14,7 +14,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from replicas.cache.owner_values import ValueSettings
+from replicas.cache.settings import ValueSettings
 from replicas.simulation.cache import Allocation, Prompt, SimulatedCache
 from runtime_actor.errors import EngineGone
 from runtime_actor.messages import OwnerTag

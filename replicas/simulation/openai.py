@@ -21,7 +21,7 @@ from ray.serve.llm.openai_api_models import (
     ErrorResponse,
 )
 
-from replicas.cache.owner_values import ValueSettings
+from replicas.cache.settings import ValueSettings
 from replicas.requests import CURRENT_REQUEST, RequestLedger
 from replicas.simulation.cache import Prompt
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest

@@ -12,7 +12,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, ErrorResponse
 
-from replicas.cache.owner_values import ValueSettings
+from replicas.cache.settings import ValueSettings
 from replicas.simulation.engine import CostModel
 from replicas.simulation.openai import FINGERPRINT, SimulatedEngine
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicas.cache.owner_values import WAITING_VALUE, ValueSettings, worth_of
+from replicas.cache.owner_values import WAITING_VALUE, worth_of
 from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import SharedPrefixes
 from replicas.free_queue import OwnerFreeQueue
 from runtime_actor.messages import WARMUP, OwnerTag
@@ -114,6 +115,27 @@ def test_one_task_run_twice_is_no_anchor_once_many_sessions_are_known(directory:
         one_request(directory, f"x{i}", "a", f"s{i}", ("anchor", 4), (f"t{i}", 2))
     again = one_request(directory, "y", "a", "other", ("anchor", 4), ("t7", 2))
     assert again.anchor_tokens == 4 * 16
+
+
+def test_moves_of_known_sessions_are_valued_together(directory: OwnerDirectory, clock: Clock) -> None:
+    directory.set_tables(CYCLE)
+    one_request(directory, "r1", "a", "s1")
+    one_request(directory, "r2", "b", "s1")
+    one_request(directory, "r3", "a", "s1")
+    directory.changed()
+    before = {owner: owner.value for session in directory._sessions.values() for owner in session.owners}
+    one_request(directory, "r4", "b", "s1")
+    directory.changed()
+    assert {owner: owner.value for owner in before} == before
+    clock.now += directory.settings.refresh_s
+    assert directory.changed()
+    assert {owner: owner.value for owner in before} != before
+    one_request(directory, "r5", "a", "s1")
+    one_request(directory, "new", "a", "s2")
+    assert directory.changed(), "a new session's blocks are worth something before the next refresh"
+    clock.now -= 60.0
+    one_request(directory, "r6", "b", "s1")
+    assert directory.changed(), "nor does a clock that stepped back put values off"
 
 
 def test_values_follow_the_session_and_the_tables(directory: OwnerDirectory) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicas.cache.owner_values import ValueSettings
+from replicas.cache.settings import ValueSettings
 from replicas.simulation.cache import Allocation, Prompt, SimulatedCache
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.errors import EngineGone

@@ -1,0 +1,35 @@
+"""What the operator sets of the cache's order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+POLICIES = ("reach", "anchors", "lru")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSettings:
+    """weight: 0 is stock LRU, 1 orders by value in full; between, values are told apart more coarsely.
+
+    arrival_share: this replica's new sessions a request, relative to the workload's. tick_s: how often
+    silence is looked at. refresh_s: how late a value may be where a session that is known moved on.
+    """
+
+    policy: str = "reach"
+    weight: float = 1.0
+    arrival_share: float = 1.0
+    learn_reuse: bool = True
+    tick_s: float = 1.0
+    refresh_s: float = 0.02
+    max_workloads: int = 64
+    max_sessions: int = 4096
+    max_agents_per_session: int = 64
+    max_shared_owners: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if not 0.0 <= self.weight <= 1.0:
+            raise ValueError(f"weight must be within [0, 1], got {self.weight}")
+        if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
+            raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
