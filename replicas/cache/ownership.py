@@ -173,7 +173,11 @@ class OwnerDirectory:
             workload.count_session(agent)
         if rank is None:
             thread = Thread(BlockOwner(SESSION, ((workload.name, agent),)))
-            self._refresh_due = True
+            if threads.items:
+                # Worth as much as the newest so far, until the next refresh.
+                thread.owner.worth = threads.items[0].owner.worth
+            else:
+                self._refresh_due = True
         else:
             thread = threads.items.pop(rank)
         thread.begins(hashes, prefix.num_blocks)
