@@ -4,7 +4,7 @@
 pool while the cache is full, as a ratio of vLLM's BlockPool. Modes are measured in turns and each round
 takes the least of its repeats, so that a busy machine disturbs all alike. `reach` also pays for each
 request's arrival, start and end in the directory, and for the values that changed by it; those are
-counted apart as `requests_us`.
+counted apart as `requests_us`. The last line is what a workload costs the actor (`benchmarks.coordinator`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.block_pool import BlockPool
 
+from benchmarks.coordinator import coordinator_cost
 from replicas.cache.block_pool import PoolOwners
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
@@ -136,6 +137,7 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     modes = {"stock": ("stock", 256), "lru": ("lru", 256)}
     modes |= {f"reach, {n} owners": ("reach", n) for n in (16, 256, 2048)}
     benches = {name: Bench(mode, owners, options.blocks) for name, (mode, owners) in modes.items()}
+    coordinator = coordinator_cost()
     gc.disable()
     for name, result in measure(benches, options.rounds, options.requests).items():
         if options.json:
@@ -146,6 +148,12 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
                     name, **result
                 )
             )
+    if options.json:
+        say(json.dumps(coordinator))
+    else:
+        items = coordinator.items()
+        shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in items)
+        say(", ".join(shown))
 
 
 if __name__ == "__main__":

@@ -49,15 +49,7 @@ class Chain:
         place = {slot: i for i, slot in enumerate(slots)}
         agent_of = np.array([place[slot] for slot, _ in stages], dtype=np.int64)
         s, n = len(stages), len(slots)
-        raw = np.zeros((s + 1, s + 1))
-        for stage, row in counts.stages.items():
-            if stage[0] == counts.start:
-                raw[s] += _vector(row, stages, counts.end)
-            elif stage[0] in place:
-                vector = _vector(row, stages, counts.end)
-                raw[place[stage[0]]] += vector
-                if stage in stages and stage[1] != ANY_VISITS:
-                    raw[stages[stage]] += vector
+        raw = _raw_counts(counts, stages, s)
         rows = np.empty((s, s + 1))
         rows[:n] = _leaning(raw[:n], _pooled(raw[:n], agent_of))
         rows[n:] = _leaning(raw[n:s], rows[agent_of[n:]])
@@ -139,15 +131,35 @@ def context_counts(counts: StepCounts, context: Context) -> Mapping[Stage, int]:
 
 def _kept_stages(counts: StepCounts, slots: Sequence[int], max_stages: int) -> dict[Stage, int]:
     """Each slot at any visit first, then the stages with most observations, up to `max_stages` in all."""
-    seen: Counter[Stage] = Counter()
-    for stage, row in counts.stages.items():
-        seen[stage] += sum(row.values())
-        seen.update(row)
-    allowed = set(slots)
-    told = [(-count, stage) for stage, count in seen.items() if stage[0] in allowed and stage[1] != ANY_VISITS]
+    source, source_visits, target, target_visits, count = counts.stage_pairs.T
+    seen = np.zeros((counts.end + 1, MAX_VISITS + 1), np.int64)
+    np.add.at(seen, (source, source_visits), count)
+    np.add.at(seen, (target, target_visits), count)
+    seen[:, ANY_VISITS] = 0
+    told = [
+        (-int(seen[slot, visits]), (slot, visits)) for slot in slots for visits in np.flatnonzero(seen[slot]).tolist()
+    ]
     kept = [(slot, ANY_VISITS) for slot in slots]
     kept += [stage for _, stage in sorted(told)[: max(max_stages - len(kept), 0)]]
     return {stage: i for i, stage in enumerate(kept)}
+
+
+def _raw_counts(counts: StepCounts, stages: Mapping[Stage, int], s: int) -> Array:
+    """[s+1, s+1]: by stage, each agent's at any visit first; START's row and END's column are the last."""
+    place = np.full((counts.end + 1, MAX_VISITS + 1), -1, np.intp)
+    for (slot, visits), i in stages.items():
+        place[slot, visits] = i
+        if visits == ANY_VISITS:
+            place[slot, 1:] = np.where(place[slot, 1:] < 0, i, place[slot, 1:])
+    place[counts.end] = place[counts.start] = s
+    source, source_visits, target, target_visits, count = counts.stage_pairs.T
+    at, of_agent, to = place[source, source_visits], place[source, ANY_VISITS], place[target, target_visits]
+    raw = np.zeros((s + 1, s + 1))
+    known = (of_agent >= 0) & (to >= 0)
+    np.add.at(raw, (of_agent[known], to[known]), count[known])
+    stage = known & (at != of_agent)
+    np.add.at(raw, (at[stage], to[stage]), count[stage])
+    return raw
 
 
 def _vector(row: Mapping[Stage, int], stages: Mapping[Stage, int], end: int) -> Array:

@@ -144,7 +144,7 @@ class _Gaps:
         steps = model.steps
         slots = list(chain.slots)
         counts = steps.gap_count[slots].astype(np.float64)
-        sums = steps.gap_ms_sum[slots] / 1000.0
+        sums = steps.gap_s_sum[slots]
         self._pooled_s = float(sums.sum() / counts.sum()) if counts.sum() else math.inf
         means = np.where(counts > 0, sums / np.maximum(counts, 1.0), self._pooled_s)
         self.mean_s = means.astype(np.float32)

@@ -8,10 +8,10 @@ than that. Activity is a count that halves every HALF_LIFE requests of the workl
 from __future__ import annotations
 
 import heapq
+import math
+from array import array
 from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from runtime_actor.tables import OTHER
 
@@ -37,12 +37,12 @@ class Slots:
         self.other = max_agents - 1
         self.names: list[str | None] = [None] * self.other + [OTHER]
         self.free: list[int] = list(range(max_agents - 2, -1, -1))
-        self.uses = [0] * (max_agents + 2)
+        self.uses = array("i", [0]) * (max_agents + 2)
         """How often window entries name each slot."""
         self._of: dict[str, int] = {}
         self._requests = 0
-        self._activity = np.zeros(self.other)
-        self._active_at = np.zeros(self.other)
+        self._activity = array("d", [0.0]) * self.other
+        self._active_at = array("q", [0]) * self.other
         self._contenders: dict[str, tuple[float, int]] = {}
         self._next_takeover = 0
 
@@ -78,8 +78,8 @@ class Slots:
         activity = self._contend(agent)
         if activity <= LEAST or self._requests < self._next_takeover:
             return None, None
-        activities = self._activity * np.exp2((self._active_at - self._requests) / HALF_LIFE)
-        slot = int(activities.argmin())
+        activities = [past * self._decay(at) for past, at in zip(self._activity, self._active_at, strict=True)]
+        slot = min(range(self.other), key=activities.__getitem__)
         if activity <= LEAD * activities[slot] + LEAST:
             return None, None
         self._next_takeover = self._requests + PAUSE
@@ -102,8 +102,8 @@ class Slots:
         names = {name for name, _ in kept}
         self._contenders = {name: activity for name, activity in self._contenders.items() if name in names}
 
-    def _decay(self, at: float) -> float:
-        return float(2.0 ** ((at - self._requests) / HALF_LIFE))
+    def _decay(self, at: int) -> float:
+        return math.exp2((at - self._requests) / HALF_LIFE)
 
     def _give(self, slot: int, agent: str, activity: float) -> int | None:
         """The slot itself if it had another owner."""
@@ -142,7 +142,7 @@ class Slots:
             "names": list(self.names[:-1]),
             "free": list(self.free),
             "requests": self._requests,
-            "activity": [[float(a), float(at)] for a, at in zip(self._activity, self._active_at, strict=True)],
+            "activity": [[past, at] for past, at in zip(self._activity, self._active_at, strict=True)],
             "contenders": [[name, activity, at] for name, (activity, at) in self._contenders.items()],
             "next_takeover": self._next_takeover,
         }
@@ -150,14 +150,17 @@ class Slots:
     def load(self, state: Any) -> None:
         """Raises KeyError, TypeError or ValueError if this isn't a `state` of as many slots."""
         names = [None if name is None else str(name) for name in state["names"]]
-        activity = np.array(state["activity"], dtype=np.float64)
-        if len(names) != self.other or activity.shape != (self.other, 2) or not np.isfinite(activity).all():
-            raise ValueError(f"{len(names)} names and {activity.shape} activities for {self.other} slots")
+        activity = [(float(past), int(at)) for past, at in state["activity"]]
+        if len(names) != self.other or len(activity) != self.other:
+            raise ValueError(f"{len(names)} names and {len(activity)} activities for {self.other} slots")
+        if not all(math.isfinite(past) and past >= 0.0 for past, _ in activity):
+            raise ValueError("an activity is no number from 0 up")
         self.names = [*names, OTHER]
         self._of = {name: slot for slot, name in enumerate(names) if name is not None}
         self.free = [int(slot) for slot in state["free"]]
         self._requests = int(state["requests"])
-        self._activity, self._active_at = activity[:, 0].copy(), activity[:, 1].copy()
+        self._activity = array("d", (past for past, _ in activity))
+        self._active_at = array("q", (at for _, at in activity))
         contenders = state["contenders"][-MAX_CONTENDERS:]
         self._contenders = {str(name): (float(activity), int(at)) for name, activity, at in contenders}
         self._next_takeover = int(state["next_takeover"])

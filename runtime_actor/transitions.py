@@ -1,9 +1,9 @@
 """Windowed transition counts of one workload: which agent follows which inside a session.
 
-The chain is counted per session, never over the interleaved stream, with START and END as states. A
-window entry is (previous, current, next) with the visit numbers of the last two: it feeds order 1
-(current -> next) and order 2 ((previous, current) -> next), by stage, and leaves both again when `window`
-newer entries have come.
+The chain is counted per session, never over the interleaved stream, with START and END as states. A step is
+(previous, current, next) with the visit numbers of the last two: it feeds order 1 (current -> next) and
+order 2 ((previous, current) -> next), by stage, and leaves both again when `window` newer ones have come.
+Only the steps are kept; what is counted from them is made when it is asked for.
 
 A repeat (an agent after itself) stays in the chain that values are computed from, but it is no
 transition: `counts` and `probabilities` leave it out and `repeats` has it.
@@ -20,14 +20,7 @@ from typing import Any
 import numpy as np
 
 from runtime_actor.chain import MAX_STAGES, Chain
-from runtime_actor.counts import (
-    ANY_VISITS,
-    MAX_GAP_MS,
-    MAX_VISITS,
-    StepCounts,
-    Window,
-    WindowEntry,
-)
+from runtime_actor.counts import ANY_VISITS, MAX_VISITS, Step, StepCounts, Window, gap_code
 from runtime_actor.errors import CheckpointError
 from runtime_actor.slots import Slots
 
@@ -35,6 +28,9 @@ START = "start"
 END = "end"
 STATE_VERSION = 3
 VERSION_WITHOUT_ACTIVITY = 2
+
+FRESH = 64
+"""A forecast's chain is made anew when the window has this share of newer steps: making one takes milliseconds."""
 
 
 @dataclass(slots=True)
@@ -66,7 +62,7 @@ class TransitionModel:
     """Counts of one workload; single-threaded, no I/O, the caller's clock.
 
     Bounds and what happens at them:
-    - `window` entries: the oldest leaves all counts.
+    - `window` steps: the oldest leaves all counts.
     - `max_agents` slots, the last of them shared as OTHER by the agents that are the least active
       (`Slots`). What the window knows of an agent that loses its slot is OTHER's from then on, and so are
       sessions that stand on it.
@@ -89,6 +85,8 @@ class TransitionModel:
         self._slots = Slots(max_agents)
         self._window = Window(window, self.start, self.end_state)
         self._sessions: OrderedDict[str, SessionPosition] = OrderedDict()
+        self._steps: tuple[int, StepCounts] | None = None
+        self._chain: tuple[int, Chain] | None = None
 
     # --- events -------------------------------------------------------------------------------------
 
@@ -98,14 +96,14 @@ class TransitionModel:
         position = self._sessions.get(session)
         if position is None:
             position = self._sessions[session] = SessionPosition(self.start, slot, t_s, 1)
-            self._count(WindowEntry(self.start, self.start, slot, None, 0, position.visit(slot)))
+            self._count(Step(self.start, self.start, slot, 0, 0, position.visit(slot)))
             if len(self._sessions) > self.max_sessions:
                 self._close(next(iter(self._sessions)), None)
         else:
             before, source = position.previous, position.current
             seen = position.visits.get(source, ANY_VISITS)
-            gap_ms = _gap_ms(position, t_s)
-            self._count(WindowEntry(before, source, slot, gap_ms, seen, position.visit(slot)))
+            code = gap_code(t_s - position.t_s)
+            self._count(Step(before, source, slot, code, seen, position.visit(slot)))
             position.previous, position.current = source, slot
             position.t_s = max(position.t_s, t_s)
             position.requests += 1
@@ -129,9 +127,9 @@ class TransitionModel:
 
     def _close(self, session: str, t_s: float | None) -> None:
         position = self._sessions.pop(session)
-        gap_ms = MAX_GAP_MS if t_s is None else _gap_ms(position, t_s)
+        code = gap_code(math.inf if t_s is None else t_s - position.t_s)
         seen = position.visits.get(position.current, ANY_VISITS)
-        self._count(WindowEntry(position.previous, position.current, self.end_state, gap_ms, seen))
+        self._count(Step(position.previous, position.current, self.end_state, code, seen))
 
     # --- what is known ------------------------------------------------------------------------------
 
@@ -148,12 +146,14 @@ class TransitionModel:
     @property
     def steps(self) -> StepCounts:
         """Counts of the window, by slot."""
-        return self._window.counts
+        if self._steps is None or self._steps[0] != self.version:
+            self._steps = (self.version, self._window.counts())
+        return self._steps[1]
 
     @property
     def observed(self) -> int:
-        """Entries in the window."""
-        return len(self._window.entries)
+        """Steps in the window."""
+        return len(self._window)
 
     @property
     def live_slots(self) -> list[int]:
@@ -217,6 +217,8 @@ class TransitionModel:
     def forecast(self, session: str, horizon: int) -> dict[str, float]:
         """Agent -> P(it fires within the session's next `horizon` requests), each in [0, 1].
 
+        Of the newest steps, 1 in FRESH of the window may not be counted yet.
+
         First passage: order 2 for the first step, order 1 after it, both by stage. OTHER stands for the
         agents without a slot.
 
@@ -228,12 +230,22 @@ class TransitionModel:
             raise ValueError(f"horizon must be >= 1, got {horizon}")
         position = self._sessions[session]
         visits = position.visits.get(position.current, ANY_VISITS)
-        row = self.chain().within(position.previous, position.current, visits, horizon)
+        row = self._recent_chain().within(position.previous, position.current, visits, horizon)
         return {self.name_of(slot): float(p) for slot, p in zip(self.live_slots, row, strict=True)}
+
+    def _recent_chain(self) -> Chain:
+        if self._chain is None or self.version - self._chain[0] > self.observed // FRESH:
+            self._chain = (self.version, self.chain())
+        return self._chain[1]
+
+    def forget_derived(self) -> None:
+        """Give up what can be made again from the window: twenty times the memory of the window itself."""
+        self._steps = self._chain = None
 
     # --- counting -----------------------------------------------------------------------------------
 
     def _take_slot(self, agent: str) -> int:
+        known = len(self._slots)
         slot, changed_hands = self._slots.request(agent)
         if changed_hands is not None:
             for position in self._sessions.values():
@@ -241,13 +253,15 @@ class TransitionModel:
             if self._slots.uses[changed_hands]:
                 self._window.rename(changed_hands, self.other)
                 self._slots.moved_to_other(changed_hands)
+        if changed_hands is not None or len(self._slots) != known:
+            self._chain = None
         return slot
 
-    def _count(self, entry: WindowEntry) -> None:
-        self._slots.entered(entry.slots)
-        oldest = self._window.push(entry)
-        if oldest is not None:
-            self._slots.left(oldest.slots)
+    def _count(self, step: Step) -> None:
+        self._slots.entered(step.slots)
+        gone = self._window.push(step)
+        if gone is not None:
+            self._slots.left(gone)
 
     # --- checkpoints --------------------------------------------------------------------------------
 
@@ -259,9 +273,7 @@ class TransitionModel:
             "max_agents": self.max_agents,
             "max_sessions": self.max_sessions,
             "slots": self._slots.state(),
-            "entries": [
-                [e.before, e.source, e.target, e.gap_ms, e.source_visits, e.target_visits] for e in self._window.entries
-            ],
+            "steps": self._window.to_text(),
             "sessions": [
                 [s, p.previous, p.current, p.t_s, p.requests, [[k, v] for k, v in p.visits.items()]]
                 for s, p in self._sessions.items()
@@ -295,11 +307,11 @@ class TransitionModel:
             self._slots.load({"names": state["names"], "free": state["free_slots"], **since})
         else:
             self._slots.load(state["slots"])
-        for fields in state["entries"]:
-            entry = self._checked_entry(*fields)
-            self._count(entry)
-            if state["version"] == VERSION_WITHOUT_ACTIVITY and entry.target < self.other:
-                self._slots.request(self.name_of(entry.target))
+        if state["version"] == VERSION_WITHOUT_ACTIVITY:
+            self._load_entries(state["entries"])
+        else:
+            self._window.load(state["steps"])
+            self._slots.entered(slot for step in self._window for slot in step.slots)
         for session, previous, current, t_s, requests, visits in state["sessions"][-self.max_sessions :]:
             self._sessions[str(session)] = SessionPosition(
                 int(previous),
@@ -310,22 +322,23 @@ class TransitionModel:
             )
         self.check_invariants()
 
-    def _checked_entry(self, before: Any, source: Any, target: Any, gap_ms: Any, seen: Any, visits: Any) -> WindowEntry:
+    def _load_entries(self, entries: list) -> None:
+        """Of the version before: [before, source, target, gap in ms or None, visits of both] a step."""
         agents_or_start = range(self.start + 1)
         targets = (*range(self.max_agents), self.end_state)
-        if before not in agents_or_start or source not in agents_or_start or target not in targets:
-            raise ValueError(f"window entry {[before, source, target]} names no slot")
-        if gap_ms is not None and not 0 <= gap_ms <= MAX_GAP_MS:
-            raise ValueError(f"gap of {gap_ms} ms is out of range")
-        if seen not in range(MAX_VISITS + 1) or visits not in range(MAX_VISITS + 1):
-            raise ValueError(f"visits {[seen, visits]} are out of range")
-        return WindowEntry(before, source, target, gap_ms, seen, visits)
+        for before, source, target, gap_ms, seen, visits in entries:
+            if before not in agents_or_start or source not in agents_or_start or target not in targets:
+                raise ValueError(f"window entry {[before, source, target]} names no slot")
+            if seen not in range(MAX_VISITS + 1) or visits not in range(MAX_VISITS + 1):
+                raise ValueError(f"visits {[seen, visits]} are out of range")
+            code = gap_code(None if gap_ms is None else gap_ms / 1000.0)
+            self._count(Step(before, source, target, code, seen, visits))
+            if target < self.other:
+                self._slots.request(self.name_of(target))
 
     def check_invariants(self) -> None:
-        """Recount everything from the window. Raises ValueError with what doesn't hold."""
-        uses: Counter[int] = Counter()
-        for entry in self._window.entries:
-            uses.update(entry.slots)
+        """Raises ValueError with what doesn't hold."""
+        uses = dict(enumerate(self._window.uses().tolist()))
         positions = all(
             0 <= p.current <= self.other
             and 0 <= p.previous <= self.start
@@ -338,13 +351,9 @@ class TransitionModel:
             "positions": positions,
         }
         broken = [name for name, holds in checks.items() if not holds]
-        broken += self._slots.broken(uses) + self.steps.differences(self._window.entries)
+        broken += self._slots.broken(uses)
         if broken:
             raise ValueError(f"transition model: {', '.join(broken)} don't hold")
-
-
-def _gap_ms(position: SessionPosition, t_s: float) -> int:
-    return min(max(round((t_s - position.t_s) * 1000.0), 0), MAX_GAP_MS)
 
 
 def _entropy(p: np.ndarray) -> float:

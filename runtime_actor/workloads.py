@@ -43,6 +43,7 @@ class Workload:
         self.replica_use: dict[str, ReplicaUse] = {}
         self.forecasts: Counter[str] = Counter()
         self.late_events = 0
+        self._version_at_expiry = -1
 
     # --- events -------------------------------------------------------------------------------------
 
@@ -138,6 +139,9 @@ class Workload:
     def expire(self, now_s: float, idle_s: float) -> list[str]:
         """Forget sessions silent for longer than `idle_s`; returns those that were still live."""
         closed = []
+        if self.model.version == self._version_at_expiry:
+            self.model.forget_derived()
+        self._version_at_expiry = self.model.version
         while (record := self.sessions.oldest()) is not None and now_s - record.last_seen_s > idle_s:
             if self._close(record, now_s):
                 closed.append(record.session)
