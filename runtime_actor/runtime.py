@@ -16,10 +16,11 @@ from runtime_actor.intake import Registration, ReplicasLost
 from runtime_actor.learned import Changes, LearnedState
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, PrefetchAction, ReplicaReport
 from runtime_actor.pace import Pace
-from runtime_actor.policies.base import CacheOwner, Policy
+from runtime_actor.policies import catalogue
+from runtime_actor.policies.base import ACTOR, CacheOwner
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.policies.kv_cache import KvCachePolicy
-from runtime_actor.settings import PolicySettings, RuntimeSettings, replace_checked, to_dict
+from runtime_actor.settings import PolicySettings, PrefetchSettings, RuntimeSettings, replace_checked, to_dict
 from runtime_actor.shared import SharedState
 from runtime_actor.state_view import shared_state_view
 from runtime_actor.stats import RuntimeStats
@@ -54,11 +55,8 @@ class AgentRuntime:
         self.host = self._make_host()
 
     def _make_host(self) -> PolicyHost:
-        policies = [self._make_policy(policy) for policy in self.settings.policies]
+        policies = catalogue.make_seated(self.settings.policies, ACTOR, self.shared)
         return PolicyHost(policies, self.settings.policy_failure_limit)
-
-    def _make_policy(self, settings: PolicySettings) -> Policy:
-        return KvCachePolicy(settings, self.shared, self.settings.table_interval_s)
 
     @property
     def version(self) -> int:
@@ -81,8 +79,7 @@ class AgentRuntime:
             except MessageError:
                 learned.refused["events_invalid"] += 1
         self._take_changes(ingested.changes)
-        for event in ingested.events:
-            self.host.observe(event)
+        self.host.observe_all(ingested.events)
         if ingested.events:
             self._downlink.changed()
         return len(ingested.events)
@@ -161,7 +158,9 @@ class AgentRuntime:
         for suggestion in self.host.act():
             hosted = self.host.get(suggestion.policy)
             if hosted is not None:
-                self._dispatch.admit([suggestion], hosted.policy.settings.prefetch)
+                settings = hosted.policy.settings
+                limits = settings.prefetch if isinstance(settings, PolicySettings) else PrefetchSettings()
+                self._dispatch.admit([suggestion], limits)
 
     def actions(self, replica: str) -> list[PrefetchAction]:
         """Hand over the prefetches queued for `replica`; they count as issued from here on."""
@@ -213,9 +212,9 @@ class AgentRuntime:
     def replica_policy(self) -> dict[str, Any]:
         """How replicas order their cache now."""
         hosted = self.host.get(KvCachePolicy.name)
-        if hosted is None or not hosted.enabled:
+        settings = hosted.policy.settings if hosted is not None and hosted.enabled else None
+        if not isinstance(settings, PolicySettings):
             return dict(STOCK_ORDER)
-        settings = hosted.policy.settings
         return {"mode": settings.mode, "weight": settings.weight, "prefetch": settings.prefetch.enabled}
 
     def snapshot(self) -> dict[str, Any]:
@@ -245,7 +244,9 @@ class AgentRuntime:
         self.shared.replica_map.cap = settings.max_replicas
         self.shared.anchors.max_anchors = settings.max_anchors
         self.shared.anchors.max_bytes = settings.max_anchor_bytes
+        self.shared.table_interval_s = settings.table_interval_s
         self._pace = Pace(settings.max_calls_per_s, settings.idle_call_s, settings.replica_timeout_s)
+        self.host.close()
         self.host = self._make_host()
         self._downlink.changed()
         return True
@@ -256,14 +257,17 @@ class AgentRuntime:
         Raises:
             ConfigurationError: no such policy, or a change that isn't allowed.
         """
-        hosted = self.host.get(name)
-        if hosted is None:
+        current = next((policy for policy in self.settings.policies if policy.name == name), None)
+        if current is None:
             known = ", ".join(policy.name for policy in self.settings.policies) or "none"
             raise ConfigurationError(f"policies: {name!r} is not configured; allowed: {known}")
-        settings = replace_checked(hosted.policy.settings, changes, f"policies.{name}")
+        settings = replace_checked(current, changes, f"policies.{name}")
         if settings.name != name:
             raise ConfigurationError(f"policies.{name}.name: {settings.name!r} is not allowed; allowed: {name}")
-        self.host.replace(name, self._make_policy(settings))
+        if getattr(settings, "path", None) != getattr(current, "path", None):
+            raise ConfigurationError(f"policies.{name}.path: can't be changed while it runs; allowed: a new deployment")
+        policy = catalogue.make(settings, self.shared if self.host.get(name) else catalogue.NoClock())
+        self.host.replace(name, policy)
         policies = tuple(settings if p.name == name else p for p in self.settings.policies)
         self.settings = dataclasses.replace(self.settings, policies=policies)
         self._downlink.changed()

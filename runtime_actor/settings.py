@@ -15,7 +15,8 @@ from typing import Any, Self, TypeVar
 from runtime_actor.errors import ConfigurationError
 
 KV_CACHE_MODES = ("reach", "lru", "anchors", "cachesage", "cachescout", "ttl")
-POLICY_NAMES = ("kv_cache",)
+KV_CACHE = "kv_cache"
+MAX_NAME_CHARS = 64
 
 T = TypeVar("T")
 
@@ -46,19 +47,40 @@ class PrefetchSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """One policy of the list. `weight` 0 means that the neighbour keeps its own order.
+    """The KV-cache policy in the list. `weight` 0 means that the neighbour keeps its own order.
 
     `gamma` discounts a mean gap between two requests of a session; `horizon` cuts the value after so many
     steps (None: no cut).
     """
 
-    name: str = choice("kv_cache", POLICY_NAMES)
+    name: str = choice(KV_CACHE, (KV_CACHE,))
     enabled: bool = True
     mode: str = choice("reach", KV_CACHE_MODES)
     weight: float = number(1.0, 0.0, 1.0)
     gamma: float = number(0.7, 0.01, 0.999)
     horizon: int | None = number(None, 1, 1024)
     prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class PluggedSettings:
+    """Any other policy in the list. `path` ("module:Class") names one that isn't among the project's own;
+    `options` are the policy's, which checks them itself; `fail_closed` refuses requests that it can't judge."""
+
+    name: str
+    enabled: bool = True
+    weight: float = number(1.0, 0.0, 1.0)
+    path: str | None = None
+    fail_closed: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+AnyPolicySettings = PolicySettings | PluggedSettings
+
+
+def _kind_of_policy(entry: Any) -> type[AnyPolicySettings]:
+    name = entry.get("name", KV_CACHE) if isinstance(entry, dict) else KV_CACHE
+    return PolicySettings if name == KV_CACHE else PluggedSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +108,9 @@ class RuntimeSettings:
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = number(1.0, 0.05, 3600.0)
     call_timeout_s: float = number(2.0, 0.05, 600.0)
-    policies: tuple[PolicySettings, ...] = field(default_factory=lambda: (PolicySettings(),))
+    policies: tuple[AnyPolicySettings, ...] = field(
+        default_factory=lambda: (PolicySettings(),), metadata={"kind_of": _kind_of_policy}
+    )
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
@@ -94,6 +118,11 @@ class RuntimeSettings:
         settings = from_dict(cls, values, "runtime")
         names = [policy.name for policy in settings.policies]
         for name in names:
+            if not 0 < len(name) <= MAX_NAME_CHARS or not name.replace("_", "a").isalnum():
+                raise ConfigurationError(
+                    f"runtime.policies: name {name[:80]!r} is not allowed; allowed: 1 to {MAX_NAME_CHARS} letters, "
+                    "digits and _"
+                )
             if names.count(name) > 1:
                 raise ConfigurationError(f"runtime.policies: {name!r} is listed twice; allowed: once each")
         return settings
@@ -151,15 +180,15 @@ def _value(path: str, value: Any, hint: Any, metadata: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, (list, tuple)):
             raise ConfigurationError(f"{path}: {value!r} is not allowed; allowed: a list")
-        item = typing.get_args(hint)[0]
-        return tuple(_value(f"{path}[{i}]", entry, item, {}) for i, entry in enumerate(value))
+        kind_of = metadata.get("kind_of", lambda _: typing.get_args(hint)[0])
+        return tuple(_value(f"{path}[{i}]", entry, kind_of(entry), {}) for i, entry in enumerate(value))
     if "low" in metadata:
         return _number(path, value, hint, metadata["low"], metadata["high"])
     if "allowed" in metadata:
         if not isinstance(value, str) or value not in metadata["allowed"]:
             raise ConfigurationError(f"{path}: {value!r} is not allowed; allowed: {', '.join(metadata['allowed'])}")
         return value
-    allowed = typing.get_args(hint) or (hint,)
+    allowed = (typing.get_origin(hint),) if typing.get_origin(hint) is dict else typing.get_args(hint) or (hint,)
     if not isinstance(value, allowed):
         names = " or ".join("null" if t is type(None) else t.__name__ for t in allowed)
         raise ConfigurationError(f"{path}: {value!r} is not allowed; allowed: {names}")

@@ -16,6 +16,7 @@ class SharedState:
 
     def __init__(self, settings: RuntimeSettings, now_s: float) -> None:
         self.now_s = now_s
+        self.table_interval_s = settings.table_interval_s
         self.learned = LearnedState(settings)
         self.replica_map = ReplicaMap(settings.max_replicas)
         self.anchors = AnchorStore(settings.max_anchors, settings.max_anchor_bytes)

@@ -18,7 +18,8 @@ from replicas.engine.messages import EngineSettings
 from replicas.settings import ReplicaSettings
 from replicas.simulation.engine import CostModel
 from runtime_actor.errors import ConfigurationError
-from runtime_actor.settings import RuntimeSettings, from_dict
+from runtime_actor.policies import catalogue
+from runtime_actor.settings import PolicySettings, RuntimeSettings, from_dict
 from serve_app.configuration.engine import check_engine
 from serve_app.configuration.errors import explain
 
@@ -135,7 +136,7 @@ class AppConfig(Section):
     def engine_policy(self) -> dict[str, Any]:
         """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
         for policy in self.runtime_settings().policies:
-            if policy.name == "kv_cache" and policy.enabled:
+            if isinstance(policy, PolicySettings) and policy.enabled:
                 return {"policy": policy.mode, "weight": policy.weight}
         return {"policy": "lru"}
 
@@ -177,7 +178,7 @@ def load(args: Any) -> AppConfig:
 
 def _check_runtime(config: AppConfig) -> None:
     try:
-        config.runtime_settings()
+        catalogue.check(config.runtime_settings().policies)
         ReplicaSettings.from_dict(config.replica)
         from_dict(CostModel, config.simulated, "simulated")
     except ConfigurationError as error:

@@ -1,34 +1,54 @@
-"""What a policy is: four primitives over one shared, identity-tagged state.
+"""What a policy is: four primitives over one stream of observations.
 
-A policy suggests; the owner of the resource decides. The engine decides what it evicts, the router where
-a request goes, the runtime which prefetches are handed out. So a policy never changes a neighbour: it
-answers with priorities, forecasts and suggestions.
+A policy suggests; the owner of the resource decides. So a policy never changes a neighbour: it answers with
+priorities, forecasts, orders and verdicts, and the host (`host.py`) combines what several of them say.
+
+| primitive | hook | called by |
+|---|---|---|
+| observe | `observe` | whoever hosts the policy, for every event |
+| score | `score`, `score_tables`, `order` | the actor (what a cache keeps); a queue (who goes next) |
+| predict | `predict` | the actor |
+| act | `act`, `admit`, `output` | the actor (prefetches); the gateway (a request, an answer) |
 
 Composing several policies, in the order of the configuration:
 - observe: each sees every event, once, in the same order.
-- score: a priority within [0, 1] or None for "no opinion". The item's priority is the mean of those that
-  have one, weighted by the policies' weights; with none of them the neighbour keeps its own order.
-  Bulk scores (`score_tables`) belong to the first enabled policy that gives a table for a workload.
-- predict: the first enabled policy with an answer; probabilities of different policies aren't mixed,
-  since they aren't independent.
-- act: suggestions of all, highest value first; of two for the same replica, workload and agent the
-  first counts. The runtime's rate limits then apply to all policies together.
-A policy that raises gives "no opinion" for that call. After a bound of failures it is switched off.
+- score: a priority within [0, 1]. The item's is the mean of those that have one, weighted by the policies'
+  weights; with none of them the neighbour keeps its own order. Bulk scores (`score_tables`) belong to the
+  first policy that gives a table for a workload.
+- order: the policies' keys, one after the other, smallest first: a later policy only breaks the ties of the
+  earlier ones. An item without a key goes behind those that have one; equal keys keep the queue's own order.
+- predict: the first policy with an answer; probabilities of different policies aren't mixed, since they
+  aren't independent.
+- act: suggestions of all, highest value first; of two for the same replica, workload and agent the first
+  counts. The runtime's rate limits then apply to all policies together.
+- admit: one after the other; the first refusal ends it, a rewrite is what the next one sees.
+- output: each filter gets what the one before it let through.
+A policy that raises, takes longer than its host allows or answers nonsense has "no opinion" for that call;
+after a bound of such failures it is switched off. With `fail_closed` it refuses instead, see `host.py`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from abc import ABC
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from runtime_actor.identity import SessionRecord
 from runtime_actor.messages import Message
 from runtime_actor.replica_map import ReplicaState
-from runtime_actor.settings import PolicySettings
+from runtime_actor.settings import AnyPolicySettings
 from runtime_actor.tables import ReachTables
 from runtime_actor.transitions import TransitionModel
+
+ACTOR = "actor"
+GATEWAY = "gateway"
+ENGINE = "engine"
+SEATS = (ACTOR, GATEWAY, ENGINE)
+"""Where a policy can run: the runtime actor, each gateway process, each engine process."""
+
+
+# --- what is scored and ordered ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +58,69 @@ class CacheOwner:
     workload: str
     agent: str
     session: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request at the gateway, known and not yet sent on.
+
+    `prompt_tokens` and `output_tokens` are estimates made before anything is tokenized. `priority` is the
+    client's, clipped: 0 is normal, higher goes later. `ttft_slo_s` is what the client allows until the first
+    token (None: nothing said). `fields` is the body that will go to the engine and must not be changed.
+    """
+
+    request_id: int
+    tenant: str
+    workload: str
+    session: str
+    agent: str
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    priority: int
+    ttft_slo_s: float | None
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPrefill:
+    """A request in an engine's waiting queue. `group` is the same for requests that begin with one anchor
+    ("": none known); `is_resident`: the cache holds that anchor now; `follows`: the last request that left
+    the queue was of this group."""
+
+    group: str
+    is_resident: bool
+    follows: bool
+
+
+# --- what is observed beside the messages -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSent:
+    """The gateway gave a request to a replica after `waited_s` in its own queue."""
+
+    request: RequestView
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestServed:
+    """A request is over, whatever became of it. Tokens are the engine's where it told them, else the
+    estimates; `ttft_s` is None if no content came; `held_s` is how long it had a place in an engine."""
+
+    request: RequestView
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft_s: float | None
+    held_s: float
+
+
+Observation = Message | RequestSent | RequestServed
+
+
+# --- what a policy may do ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +136,54 @@ class PrefetchSuggestion:
     value: float
 
 
-class Substrate(Protocol):
-    """The shared state that a policy may read, and must not change."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The request ends here with this HTTP status (400 to 599) and OpenAI error `code`; `message` is shown
+    to the client and names the rule, never the content."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The request goes on with these fields in the place of its own."""
+
+    fields: Mapping[str, Any]
+
+
+Verdict = Refusal | Rewrite
+
+
+class OutputFilter(Protocol):
+    """The text of one choice of an answer on its way to the client, in pieces."""
+
+    def feed(self, text: str) -> str:
+        """What may go out now; the rest is held back for the next call."""
+
+    def end(self) -> str:
+        """What was held back."""
+
+
+# --- the policy -------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """What every policy may read."""
 
     @property
     def now_s(self) -> float: ...
+
+
+class Substrate(Clock, Protocol):
+    """The shared state that a policy in the actor may read, and must not change."""
+
+    @property
+    def table_interval_s(self) -> float:
+        """Least time between two tables of one workload."""
 
     @property
     def replicas(self) -> Iterable[ReplicaState]: ...
@@ -76,34 +202,66 @@ class Substrate(Protocol):
 
 
 class Policy(ABC):
-    """Base of all policies. Called from one thread; every method must return quickly and keep no lock."""
+    """Base of all policies; every hook has "no opinion" as its default. Called by one thread at a time.
+
+    `seat` says where it runs; there `substrate` is what it may read: a Substrate in the actor, a Clock
+    elsewhere. `in_place` is for code that is known to return at once: it is called directly, not through the
+    thread that lets a host go on without the answer.
+    """
 
     name: ClassVar[str]
+    seat: ClassVar[str] = ACTOR
+    in_place: ClassVar[bool] = False
 
-    def __init__(self, settings: PolicySettings, substrate: Substrate) -> None:
+    def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
+        """Raises ConfigurationError for settings that aren't allowed."""
         self.settings = settings
         self.substrate = substrate
 
-    @abstractmethod
-    def observe(self, event: Message) -> None:
+    # observe
+
+    def observe(self, event: Observation) -> None:  # noqa: B027 - a default, not forgotten
         """An event has been applied to the shared state."""
 
-    @abstractmethod
+    def forget(self, workload: str) -> None:  # noqa: B027
+        """A workload fell out of the registry; drop what is kept for it."""
+
+    # score
+
     def score(self, item: CacheOwner) -> float | None:
         """Priority of `item` within [0, 1], higher = keep; None: no opinion."""
+        return None
 
-    @abstractmethod
     def score_tables(self) -> Mapping[str, ReachTables]:
         """Scores in bulk: workload -> tables that changed since the last call."""
+        return {}
 
-    @abstractmethod
+    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> Sequence[tuple[float, ...] | None]:
+        """A key for each item, smallest first, all of one length; None: no opinion on that item."""
+        return [None] * len(items)
+
+    # predict
+
     def predict(self, workload: str, session: str, horizon: int) -> Mapping[str, float] | None:
         """Agent -> P(it fires within the session's next `horizon` requests); None: no opinion."""
+        return None
 
-    @abstractmethod
+    # act
+
     def act(self) -> list[PrefetchSuggestion]:
         """Suggestions that came up since the last call. Must not block."""
+        return []
 
-    @abstractmethod
-    def forget(self, workload: str) -> None:
-        """A workload fell out of the registry; drop what is kept for it."""
+    def admit(self, request: RequestView) -> Verdict | None:
+        """What is to happen with a request before it is queued; None: it may go on as it is."""
+        return None
+
+    def output(self, request: RequestView) -> OutputFilter | None:
+        """A filter for one choice of the answer; None: nothing to do."""
+        return None
+
+    # tell
+
+    def counters(self) -> Mapping[str, int]:
+        """Totals since the start, for GET /runtime/state and the metrics; the names are a fixed set."""
+        return {}

@@ -1,53 +1,73 @@
-"""Runs the policies so that a fault in one of them stays there, and combines what they say."""
+"""Runs the policies so that a fault in one of them stays there, and combines what they say.
+
+The rules of composition are in `policies.base`. A policy whose settings have `fail_closed` and that can't judge
+a request (it failed, or was switched off for its failures) has the request refused with 503; one that is
+switched off on purpose has no say.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections import Counter
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from runtime_actor.messages import Message
-from runtime_actor.policies.base import CacheOwner, Policy, PrefetchSuggestion
+from runtime_actor.policies.base import (
+    CacheOwner,
+    Observation,
+    OutputFilter,
+    Policy,
+    PrefetchSuggestion,
+    QueuedPrefill,
+    Refusal,
+    RequestView,
+    Rewrite,
+)
+from runtime_actor.policies.guard import Guard, Hosted, PolicyFailed
+from runtime_actor.settings import PolicySettings
 from runtime_actor.tables import ReachTables
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-
-@dataclass(slots=True)
-class Hosted:
-    """A policy and how it behaves. `switched_off` is set once it failed too often."""
-
-    policy: Policy
-    calls: Counter[str] = field(default_factory=Counter)
-    decisions: Counter[str] = field(default_factory=Counter)
-    failures: int = 0
-    switched_off: bool = False
-
-    @property
-    def enabled(self) -> bool:
-        return self.policy.settings.enabled and not self.switched_off
+CALL_LIMIT_S = 2.0
+"""What a call into a policy may take, unless its host allows less."""
+LAST = (math.inf,)
 
 
 class PolicyHost:
-    """The policies in configured order. See `policies.base` for the rules of composition."""
+    """The policies of one seat in configured order."""
 
-    def __init__(self, policies: Sequence[Policy], failure_limit: int) -> None:
+    def __init__(self, policies: Sequence[Policy], failure_limit: int, limit_s: float = CALL_LIMIT_S) -> None:
         self._hosted = [Hosted(policy) for policy in policies]
-        self._failure_limit = failure_limit
+        self._guard = Guard(failure_limit, limit_s)
 
-    def observe(self, event: Message) -> None:
+    @property
+    def policies(self) -> Sequence[Hosted]:
+        return self._hosted
+
+    # --- observe ------------------------------------------------------------------------------------
+
+    def observe(self, event: Observation) -> None:
+        self.observe_all((event,))
+
+    def observe_all(self, events: Sequence[Observation]) -> None:
+        """A policy that raises at one of them has still seen the others."""
         for hosted in self._hosted:
-            self._guarded(hosted, "observe", lambda policy: policy.observe(event))
+            for event in events:
+                self._ask(hosted, "observe", functools.partial(_observe, event))
+
+    def forget(self, workload: str) -> None:
+        for hosted in self._hosted:
+            hosted.decisions.pop(workload, None)
+            self._ask(hosted, "observe", lambda policy: policy.forget(workload))
+
+    # --- score --------------------------------------------------------------------------------------
 
     def score(self, item: CacheOwner) -> float | None:
         total = weights = 0.0
         for hosted in self._hosted:
-            value = self._guarded(hosted, "score", lambda policy: policy.score(item))
+            value = self._ask(hosted, "score", lambda policy: _probability(policy.score(item)))
             if value is not None:
                 total += hosted.policy.settings.weight * value
                 weights += hosted.policy.settings.weight
@@ -56,74 +76,211 @@ class PolicyHost:
     def score_tables(self) -> dict[str, ReachTables]:
         merged: dict[str, ReachTables] = {}
         for hosted in self._hosted:
-            tables = self._guarded(hosted, "score", lambda policy: policy.score_tables()) or {}
+            tables = self._ask(hosted, "score", lambda policy: _tables(policy.score_tables())) or {}
             for workload in tables:
                 hosted.decisions[workload] += 1
             merged = {**tables, **merged}
         return merged
 
+    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> list[tuple[float, ...]]:
+        """A key for each item, smallest first; all equal where no policy has an opinion."""
+        keys: list[tuple[float, ...]] = [()] * len(items)
+        for hosted in self._hosted:
+            own = self._ask(hosted, "order", lambda policy: _keys(policy.order(items), len(items)))
+            if own is not None:
+                length = max((len(key) for key in own if key is not None), default=0)
+                keys = [key + (more or LAST * length) for key, more in zip(keys, own, strict=True)]
+        return keys
+
+    # --- predict ------------------------------------------------------------------------------------
+
     def predict(self, workload: str, session: str, horizon: int) -> Mapping[str, float] | None:
         for hosted in self._hosted:
-            forecast = self._guarded(hosted, "predict", lambda policy: policy.predict(workload, session, horizon))
+            forecast = self._ask(
+                hosted, "predict", lambda policy: _forecast(policy.predict(workload, session, horizon))
+            )
             if forecast is not None:
                 hosted.decisions[workload] += 1
                 return forecast
         return None
 
+    # --- act ----------------------------------------------------------------------------------------
+
     def act(self) -> list[PrefetchSuggestion]:
         found: dict[tuple[str, str, str], PrefetchSuggestion] = {}
         for hosted in self._hosted:
-            for suggestion in self._guarded(hosted, "act", lambda policy: policy.act()) or []:
+            for suggestion in self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or []:
                 hosted.decisions[suggestion.workload] += 1
-                found.setdefault((suggestion.replica, suggestion.workload, suggestion.agent), suggestion)
+                named = dataclasses.replace(suggestion, policy=hosted.name)
+                found.setdefault((suggestion.replica, suggestion.workload, suggestion.agent), named)
         return sorted(found.values(), key=lambda s: -s.value)
 
-    def _guarded(self, hosted: Hosted, primitive: str, call: Callable[[Policy], T]) -> T | None:
-        """The policy's answer, or None when it is off or raises."""
+    def admit(self, request: RequestView) -> tuple[RequestView, Refusal | None]:
+        """The request as it is to go on, and why it must not."""
+        for hosted in self._hosted:
+            try:
+                verdict = self._guard.call(hosted, "admit", functools.partial(_admit, request))
+            except PolicyFailed:
+                if hosted.fails_closed:
+                    return request, unjudged(hosted.name)
+                continue
+            if verdict is None:
+                continue
+            hosted.decisions[request.workload] += 1
+            if isinstance(verdict, Refusal):
+                return request, verdict
+            request = dataclasses.replace(request, fields=verdict.fields)
+        return request, None
+
+    def outputs(self, request: RequestView) -> list[HostedFilter]:
+        """The filters for one choice of the answer. Raises PolicyFailed where one fails closed."""
+        filters = []
+        for hosted in self._hosted:
+            try:
+                made = self._guard.call(hosted, "output", lambda policy: policy.output(request))
+            except PolicyFailed:
+                if hosted.fails_closed:
+                    raise
+                continue
+            if made is not None:
+                hosted.decisions[request.workload] += 1
+                filters.append(HostedFilter(self._guard, hosted, made))
+        return filters
+
+    def _ask(self, hosted: Hosted, primitive: str, job: Callable[[Policy], T]) -> T | None:
+        """The policy's answer, or None when it is off or fails."""
         if not hosted.enabled:
             return None
-        hosted.calls[primitive] += 1
         try:
-            return call(hosted.policy)
-        except Exception:
-            hosted.failures += 1
-            if hosted.failures == 1:
-                logger.exception("policy %s failed in %s", hosted.policy.name, primitive)
-            if hosted.failures >= self._failure_limit:
-                hosted.switched_off = True
-                logger.error("policy %s switched off after %d failures", hosted.policy.name, hosted.failures)
+            return self._guard.call(hosted, primitive, job)
+        except PolicyFailed:
             return None
 
     # --- the whole ----------------------------------------------------------------------------------
 
     def get(self, name: str) -> Hosted | None:
-        return next((h for h in self._hosted if h.policy.name == name), None)
+        return next((h for h in self._hosted if h.policy.settings.name == name), None)
 
     def replace(self, name: str, policy: Policy) -> None:
         """Put `policy` in the place of the one of that name; the old one's failures are forgiven."""
-        for hosted in self._hosted:
-            if hosted.policy.name == name:
-                hosted.policy = policy
-                hosted.failures = 0
-                hosted.switched_off = False
+        hosted = self.get(name)
+        if hosted is not None:
+            hosted.replace(policy)
 
-    def forget(self, workload: str) -> None:
+    def close(self) -> None:
         for hosted in self._hosted:
-            hosted.decisions.pop(workload, None)
-            self._guarded(hosted, "observe", lambda policy: policy.forget(workload))
+            hosted.close()
 
     def as_state(self, workloads: set[str] | None) -> list[dict[str, Any]]:
         """The policies' entries in GET /runtime/state; decisions of `workloads` only (None: all)."""
-        return [
-            {
-                "name": hosted.policy.name,
-                "enabled": hosted.enabled,
-                "mode": hosted.policy.settings.mode,
-                "weight": hosted.policy.settings.weight,
-                "prefetch": dataclasses.asdict(hosted.policy.settings.prefetch),
-                "decisions": sum(n for w, n in hosted.decisions.items() if workloads is None or w in workloads),
-                "failures": hosted.failures,
-                "switched_off": hosted.switched_off,
-            }
-            for hosted in self._hosted
-        ]
+        return [self._row(hosted, workloads) for hosted in self._hosted]
+
+    def _row(self, hosted: Hosted, workloads: set[str] | None) -> dict[str, Any]:
+        settings = hosted.policy.settings
+        row: dict[str, Any] = {"name": settings.name, "seat": hosted.policy.seat, "enabled": hosted.enabled}
+        row["weight"] = settings.weight
+        if isinstance(settings, PolicySettings):
+            row |= {"mode": settings.mode, "prefetch": dataclasses.asdict(settings.prefetch)}
+        return row | {
+            "decisions": sum(n for w, n in hosted.decisions.items() if workloads is None or w in workloads),
+            "counters": self._ask(hosted, "counters", lambda policy: _counts(policy.counters())) or {},
+            "failures": hosted.failures,
+            "switched_off": hosted.switched_off,
+        }
+
+
+class HostedFilter:
+    """A policy's filter for one choice of one answer; once it fails, text passes or (fail closed) ends."""
+
+    def __init__(self, guard: Guard, hosted: Hosted, made: OutputFilter) -> None:
+        self._guard = guard
+        self._hosted = hosted
+        self._filter: OutputFilter | None = made
+
+    def feed(self, text: str) -> str:
+        """Raises PolicyFailed where the policy fails closed."""
+        return self._pass(text, lambda made: made.feed(text))
+
+    def end(self) -> str:
+        """Raises PolicyFailed where the policy fails closed."""
+        return self._pass("", lambda made: made.end())
+
+    def _pass(self, text: str, job: Callable[[OutputFilter], str]) -> str:
+        made = self._filter
+        if made is None:
+            return text
+        try:
+            return self._guard.call(self._hosted, "output", lambda _: _text(job(made)))
+        except PolicyFailed:
+            if self._hosted.fails_closed:
+                raise
+            self._filter = None
+            return text
+
+
+def unjudged(name: str) -> Refusal:
+    return Refusal(503, "policy_unavailable", f"The policy `{name}` can't judge this request now.", retry_after_s=1.0)
+
+
+def _observe(event: Observation, policy: Policy) -> None:
+    policy.observe(event)
+
+
+def _admit(request: RequestView, policy: Policy) -> Refusal | Rewrite | None:
+    return _verdict(policy.admit(request))
+
+
+# --- what is no nonsense: each raises ValueError or TypeError ------------------------------------------
+
+
+def _probability(value: float | None) -> float | None:
+    if value is not None and not 0.0 <= value <= 1.0:
+        raise ValueError(f"{value!r} is not within [0, 1]")
+    return value
+
+
+def _forecast(forecast: Mapping[str, float] | None) -> Mapping[str, float] | None:
+    for agent, probability in (forecast or {}).items():
+        if not isinstance(agent, str) or not -1e-9 <= probability <= 1.0 + 1e-9:
+            raise ValueError(f"{agent!r}: {probability!r} is no agent and its probability")
+    return forecast
+
+
+def _tables(tables: Mapping[str, ReachTables]) -> Mapping[str, ReachTables]:
+    if not all(isinstance(table, ReachTables) for table in tables.values()):
+        raise TypeError("score_tables: something else than ReachTables")
+    return tables
+
+
+def _keys(keys: Sequence[tuple[float, ...] | None], count: int) -> Sequence[tuple[float, ...] | None]:
+    lengths = {len(key) for key in keys if key is not None}
+    if len(keys) != count or len(lengths) > 1 or 0 in lengths:
+        raise ValueError(f"order: {len(keys)} keys of lengths {sorted(lengths)} for {count} items")
+    if any(part != part for key in keys if key is not None for part in key):
+        raise ValueError("order: a key that isn't a number")
+    return keys
+
+
+def _suggestions(suggestions: list[PrefetchSuggestion]) -> list[PrefetchSuggestion]:
+    for suggestion in suggestions:
+        if not isinstance(suggestion, PrefetchSuggestion) or not math.isfinite(suggestion.value):
+            raise TypeError(f"act: {type(suggestion).__name__} is no suggestion with a finite value")
+    return suggestions
+
+
+def _verdict(verdict: Refusal | Rewrite | None) -> Refusal | Rewrite | None:
+    if verdict is None or (isinstance(verdict, Rewrite) and isinstance(verdict.fields, Mapping)):
+        return verdict
+    if isinstance(verdict, Refusal) and isinstance(verdict.status, int) and 400 <= verdict.status < 600:
+        return verdict
+    raise TypeError(f"admit: {type(verdict).__name__} is no verdict")
+
+
+def _text(value: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"output: {type(value).__name__} is no text")
+    return value
+
+
+def _counts(counters: Mapping[str, int]) -> dict[str, int]:
+    return {str(name): int(value) for name, value in list(counters.items())[:64]}

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runtime_actor.identity import SessionRecord
-from runtime_actor.messages import Message, RequestArrived, RequestFinished, SessionEnded
-from runtime_actor.policies.base import CacheOwner, Policy, PrefetchSuggestion, Substrate
+from runtime_actor.messages import RequestArrived, RequestFinished, SessionEnded
+from runtime_actor.policies.base import CacheOwner, Observation, Policy, PrefetchSuggestion, Substrate
 from runtime_actor.reach import ReachSettings, compute_tables
 from runtime_actor.replica_map import ReplicaState
-from runtime_actor.settings import PolicySettings
+from runtime_actor.settings import KV_CACHE, PolicySettings
 from runtime_actor.tables import OTHER, ReachTables
 
 MAX_CANDIDATES = 1024
@@ -45,12 +45,15 @@ class KvCachePolicy(Policy):
     At that cap the oldest candidate is dropped and counted in `dropped_candidates`.
     """
 
-    name: ClassVar[str] = "kv_cache"
+    name: ClassVar[str] = KV_CACHE
+    in_place: ClassVar[bool] = True
 
-    def __init__(self, settings: PolicySettings, substrate: Substrate, table_interval_s: float) -> None:
+    settings: PolicySettings
+    substrate: Substrate
+
+    def __init__(self, settings: PolicySettings, substrate: Substrate) -> None:
         super().__init__(settings, substrate)
         self._reach = ReachSettings(settings.gamma, settings.horizon)
-        self._table_interval_s = table_interval_s
         self._dirty: OrderedDict[str, None] = OrderedDict.fromkeys(substrate.workload_names)
         self._learned: dict[str, Learned] = {}
         self._candidates: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -58,7 +61,7 @@ class KvCachePolicy(Policy):
 
     # --- observe ------------------------------------------------------------------------------------
 
-    def observe(self, event: Message) -> None:
+    def observe(self, event: Observation) -> None:
         if not isinstance(event, (RequestArrived, RequestFinished, SessionEnded)):
             return
         self._dirty[event.workload] = None
@@ -71,6 +74,9 @@ class KvCachePolicy(Policy):
         if len(self._candidates) > MAX_CANDIDATES:
             self._candidates.popitem(last=False)
             self.dropped_candidates += 1
+
+    def counters(self) -> Mapping[str, int]:
+        return {"dropped_candidates": self.dropped_candidates}
 
     def forget(self, workload: str) -> None:
         self._dirty.pop(workload, None)
@@ -107,7 +113,7 @@ class KvCachePolicy(Policy):
                 del self._dirty[workload]
                 continue
             now_s = self.substrate.now_s
-            if known is not None and 0.0 <= now_s - known.t_s < self._table_interval_s:
+            if known is not None and 0.0 <= now_s - known.t_s < self.substrate.table_interval_s:
                 continue
             tables = compute_tables(model, self._reach, workload)
             self._learned[workload] = Learned(tables, model.predictability(), model.version, now_s)
