@@ -319,7 +319,8 @@ class ExchangeReply(Message):
     `ended` lists [workload, session]. `cluster` is for gateways only: what routing needs (None for
     replicas). `next_call_s` is when the actor wants to hear from the caller again at the latest, and
     `min_gap_s` the least time it wants between two calls even if there is news. `policy` says how a
-    replica orders its cache now: {"mode": str, "weight": float, "prefetch": bool}.
+    replica orders its cache now: {"mode": str, "weight": float, "prefetch": bool}. `policies` are the
+    settings of those policies that run in gateways and engines, of configuration `config_version`.
     """
 
     kind: ClassVar[str] = "exchange_reply"
@@ -333,6 +334,8 @@ class ExchangeReply(Message):
     cluster: dict[str, Any] | None = None
     policy: dict[str, Any] = dataclasses.field(default_factory=dict)
     min_gap_s: float = 0.1
+    policies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    config_version: int = 0
 
 
 # --- to the gateway ---------------------------------------------------------------------------------

@@ -20,7 +20,14 @@ from runtime_actor.policies import catalogue
 from runtime_actor.policies.base import ACTOR, CacheOwner
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.policies.kv_cache import KvCachePolicy
-from runtime_actor.settings import PolicySettings, PrefetchSettings, RuntimeSettings, replace_checked, to_dict
+from runtime_actor.settings import (
+    PluggedSettings,
+    PolicySettings,
+    PrefetchSettings,
+    RuntimeSettings,
+    replace_checked,
+    to_dict,
+)
 from runtime_actor.shared import SharedState
 from runtime_actor.state_view import shared_state_view
 from runtime_actor.stats import RuntimeStats
@@ -203,6 +210,8 @@ class AgentRuntime:
             cluster=None if is_replica else self.shared.replica_map.routing_view(self.shared.now_s),
             policy=self.replica_policy(),
             min_gap_s=self._pace.min_gap_s,
+            policies=[to_dict(p) for p in self.settings.policies if isinstance(p, PluggedSettings)],
+            config_version=self.config_version,
         )
 
     def _has_ended(self, workload: str, session: str) -> bool:

@@ -24,6 +24,9 @@ from serve_app.configuration.engine import check_engine
 from serve_app.configuration.errors import explain
 
 EMBEDDED = "embedded"
+USUAL_NUM_SEQS = 16
+"""Requests that an engine runs at once where `max_num_seqs` isn't configured: few enough for a queue to form
+here, where it can be ordered, before one forms in the engine."""
 
 
 class Section(BaseModel):
@@ -100,6 +103,7 @@ class GatewayConfig(Section):
     max_header_bytes: int = Field(default=32 * 1024, ge=1024, le=1 << 20)
     max_json_depth: int = Field(default=64, ge=4, le=256)
     max_in_flight: int = Field(default=256, ge=1, le=100_000)
+    max_running: int | None = Field(default=None, ge=1, le=100_000)
     max_choices: int = Field(default=16, ge=1, le=128)
     retry_after_s: int = Field(default=1, ge=1, le=3600)
     request_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
@@ -139,6 +143,16 @@ class AppConfig(Section):
             if isinstance(policy, PolicySettings) and policy.enabled:
                 return {"policy": policy.mode, "weight": policy.weight}
         return {"policy": "lru"}
+
+    @property
+    def running_requests(self) -> int:
+        """How many requests pass a gateway's queue at once: as many as the engines run, unless configured."""
+        if self.gateway.max_running is not None:
+            return self.gateway.max_running
+        autoscaling, engine = self.deployment.autoscaling, self.engine_kwargs
+        replicas = autoscaling.max_replicas if autoscaling is not None else self.deployment.num_replicas
+        each = self.simulated if self.engine == "simulated" else engine
+        return replicas * int(each.get("max_num_seqs") or USUAL_NUM_SEQS)
 
     @property
     def state_dir(self) -> Path:

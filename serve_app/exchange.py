@@ -14,6 +14,7 @@ from runtime_actor.errors import MessageError, RuntimeUnavailable
 from runtime_actor.event_buffer import EventBuffer
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, Message
 from runtime_actor.tables import ReachTables
+from serve_app.policies.desk import PolicyDesk
 from serve_app.routing_state import RoutingState
 
 logger = logging.getLogger("ray.serve")
@@ -34,12 +35,13 @@ ActorCall = Callable[[ExchangeRequest], Awaitable[ExchangeReply]]
 class GatewayExchange:
     """Lives on one event loop; `start` is idempotent and restarts a loop that ended."""
 
-    def __init__(self, caller: str, call: ActorCall, routing: RoutingState) -> None:
+    def __init__(self, caller: str, call: ActorCall, routing: RoutingState, policies: PolicyDesk | None = None) -> None:
         self.buffer = EventBuffer(max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
         self._numbers = itertools.count()
         self._caller = caller
         self._call = call
         self._routing = routing
+        self._policies = policies
         self._epoch = 0
         self._version = 0
         self._min_gap_s = MIN_GAP_S
@@ -63,6 +65,8 @@ class GatewayExchange:
 
     def add(self, event: Message) -> None:
         self.buffer.add(event)
+        if self._policies is not None:
+            self._policies.observe(event)
 
     async def flush(self) -> None:
         """Deliver what is buffered now, so that a caller sees its own requests. Raises RuntimeUnavailable."""
@@ -128,6 +132,8 @@ class GatewayExchange:
         self.answered_s = time.monotonic()
         self._epoch, self._version = reply.epoch, reply.version
         self._min_gap_s = max(MIN_GAP_S, min(reply.min_gap_s, MAX_GAP_S))
+        if self._policies is not None:
+            self._policies.follow(reply.policies, reply.config_version)
         try:
             for wire in reply.tables.values():
                 self._routing.update_tables(ReachTables.from_bytes(wire))

@@ -36,6 +36,7 @@ from serve_app.http.field_checks import CHAT, COMPLETIONS
 from serve_app.http.input import read_object
 from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
 from serve_app.metrics import GatewayMetrics
+from serve_app.policies.desk import NO_TICKET, Ticket, desk_of
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
 from serve_app.runtime_endpoints import RuntimeEndpoints
@@ -59,6 +60,7 @@ class Flight:
     accepted: RequestAccepted | None = None
     announced: bool = False
     answer: AnswerText = field(default_factory=AnswerText)
+    ticket: Ticket = NO_TICKET
 
 
 class Gateway(RuntimeEndpoints, OpenAiIngress):
@@ -79,13 +81,15 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         self._routing.max_sessions = config.routing.max_sessions
         self._client = RuntimeClient(settings.runtime, settings.version)
         name = serve.get_replica_context().replica_id.unique_id
-        self._exchange = GatewayExchange(name, self._client.exchange, self._routing)
+        self._policies = desk_of(settings)
+        self._exchange = GatewayExchange(name, self._client.exchange, self._routing, self._policies)
         self._created_s = int(time.time())
 
     async def check_health(self) -> None:
         """Serve calls it every few seconds: also what keeps the exchange loop alive."""
         self._exchange.start()
         self._metrics.publish_gauges(self._admission, self._exchange, self._routing)
+        self._metrics.publish_policies(self._policies.as_state(None))
 
     # --- OpenAI's endpoints ----------------------------------------------------------------------------
 
@@ -146,9 +150,11 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         flight = Flight(slot, resolved.identity, resolved, report, arrived_s)
         handed_over = False
         try:
-            exchange = self._start(endpoint, flight, fields, priority, headers)
+            flight.ticket = await self._policies.enter(resolved.identity, fields, priority, headers, report)
+            exchange = self._start(endpoint, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
             self._accept(flight, opened.accepted)
+            flight.ticket.accepted(opened.accepted, bool(fields.get("stream")))
             response = self._respond(flight, exchange, opened, bool(fields.get("stream")))
             handed_over = isinstance(response, EventStream)
             return response
@@ -157,7 +163,8 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
             raise
         except asyncio.CancelledError:
             # The client went away before an answer: the engine may have taken the request already.
-            self._accept(flight, None)
+            if flight.exchange is not None:
+                self._accept(flight, None)
             raise
         finally:
             self._identities.refuse(flight.resolved)
@@ -217,9 +224,11 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
             flight.report.note("max_tokens", CLIPPED)
         headers = self._headers(flight)
         if stream:
-            return EventStream(flight.answer.heard(exchange.stream(opened)), headers, lambda: self._finish(flight))
+            events = flight.answer.heard(flight.ticket.stream(exchange.stream(opened)))
+            return EventStream(events, headers, lambda: self._finish(flight))
         exchange.call = None
         content = opened.first.model_dump()
+        flight.ticket.content(content)
         flight.answer.add_response(content)
         usage = content.get("usage")
         if isinstance(usage, dict):
@@ -241,6 +250,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         """Give everything back; called once a request, whatever became of it."""
         if flight.exchange is not None:
             flight.exchange.close()
+        flight.ticket.leave()
         flight.slot.free()
         identity = flight.identity
         if flight.announced:

@@ -1,5 +1,8 @@
 """The gateway's counters through Ray's metrics; labels are statuses and fixed words only."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ray.util import metrics
 
 from serve_app.exchange import GatewayExchange
@@ -29,13 +32,28 @@ class GatewayMetrics:
                 ("exchange_age_s", "Seconds since the actor last answered."),
             )
         }
+        self._policies = metrics.Counter(
+            "agent_runtime_gateway_policy", "What the gateway's policies did, by policy and kind.", ("policy", "what")
+        )
         self._seen = {"ranked": 0, "fallback": 0}
+        self._seen_policies: dict[tuple[str, str], int] = {}
 
     def count_refusal(self, status: int) -> None:
         self._refusals.inc(1, {"status": str(status)})
 
     def count_retry(self) -> None:
         self._retries.inc(1)
+
+    def publish_policies(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """`rows` as in GET /runtime/state. Policies and the names of their counters are few and fixed."""
+        for row in rows:
+            totals = {"decisions": row["decisions"], "failures": row["failures"], **row["counters"]}
+            for what, total in totals.items():
+                key = (row["name"], what)
+                grown = total - self._seen_policies.get(key, 0)
+                self._seen_policies[key] = total
+                if grown > 0:
+                    self._policies.inc(grown, {"policy": row["name"], "what": what})
 
     def publish_gauges(self, admission: Admission, exchange: GatewayExchange, routing: RoutingState) -> None:
         self._gauges["in_flight"].set(admission.in_flight)

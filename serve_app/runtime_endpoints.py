@@ -22,7 +22,7 @@ _EVENT_FIELDS = {
     "tool_returned": frozenset({"type", "session_id", "tool", "duration_s"}),
     "session_ended": frozenset({"type", "session_id"}),
 }
-_POLICY_FIELDS = frozenset({"name", "mode", "weight", "enabled", "prefetch"})
+_POLICY_FIELDS = frozenset({"name", "mode", "weight", "enabled", "prefetch", "fail_closed", "options"})
 PAGE = Path(__file__).parent / "pages" / "live.html"
 
 
@@ -35,6 +35,7 @@ class RuntimeEndpoints:
     _routing: Any
     _identities: Any
     _admission: Any
+    _policies: Any
 
     def _caller(self, request: Request) -> Caller:
         raise NotImplementedError
@@ -51,7 +52,8 @@ class RuntimeEndpoints:
             state = await self._client.state(tenant)
         except RuntimeUnavailable:
             raise unavailable("The runtime actor is away; requests are still served.") from None
-        return JSONResponse({**state, "gateway": self._gateway_state()})
+        rows = [*state.get("policies", ()), *self._policies.as_state(tenant)]
+        return JSONResponse({**state, "policies": rows, "gateway": self._gateway_state()})
 
     async def runtime_predict(self, request: Request) -> Response:
         caller = self._caller(request)
@@ -167,6 +169,7 @@ class RuntimeEndpoints:
             "routing": {"ranked": self._routing.ranked, "fallbacks": self._routing.fallbacks},
             "exchange_age_s": None if math.isinf(age_s) else round(age_s, 3),
             "dropped_events": self._exchange.buffer.dropped,
+            "queue": self._policies.queue_state(),
         }
 
 

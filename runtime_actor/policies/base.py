@@ -32,14 +32,16 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from runtime_actor.identity import SessionRecord
 from runtime_actor.messages import Message
 from runtime_actor.replica_map import ReplicaState
-from runtime_actor.settings import AnyPolicySettings
+from runtime_actor.settings import AnyPolicySettings, PluggedSettings, from_dict
 from runtime_actor.tables import ReachTables
 from runtime_actor.transitions import TransitionModel
+
+T = TypeVar("T")
 
 ACTOR = "actor"
 GATEWAY = "gateway"
@@ -212,11 +214,18 @@ class Policy(ABC):
     name: ClassVar[str]
     seat: ClassVar[str] = ACTOR
     in_place: ClassVar[bool] = False
+    reads_ttft_slo: ClassVar[bool] = False
+    """Whether it makes use of `RequestView.ttft_slo_s`: the gateway reads that header only for such a policy."""
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         """Raises ConfigurationError for settings that aren't allowed."""
         self.settings = settings
         self.substrate = substrate
+
+    def options_as(self, kind: type[T]) -> T:
+        """The settings' options as that dataclass. Raises ConfigurationError naming the option."""
+        options = self.settings.options if isinstance(self.settings, PluggedSettings) else {}
+        return from_dict(kind, options, f"policies.{self.settings.name}.options")
 
     # observe
 

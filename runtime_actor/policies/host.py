@@ -172,7 +172,8 @@ class PolicyHost:
             hosted.close()
 
     def as_state(self, workloads: set[str] | None) -> list[dict[str, Any]]:
-        """The policies' entries in GET /runtime/state; decisions of `workloads` only (None: all)."""
+        """The policies' entries in GET /runtime/state; decisions of `workloads` only. None: all, and the
+        policies' own counters, which are of all tenants together."""
         return [self._row(hosted, workloads) for hosted in self._hosted]
 
     def _row(self, hosted: Hosted, workloads: set[str] | None) -> dict[str, Any]:
@@ -181,9 +182,10 @@ class PolicyHost:
         row["weight"] = settings.weight
         if isinstance(settings, PolicySettings):
             row |= {"mode": settings.mode, "prefetch": dataclasses.asdict(settings.prefetch)}
+        if workloads is None:
+            row["counters"] = self._ask(hosted, "counters", lambda policy: _counts(policy.counters())) or {}
         return row | {
             "decisions": sum(n for w, n in hosted.decisions.items() if workloads is None or w in workloads),
-            "counters": self._ask(hosted, "counters", lambda policy: _counts(policy.counters())) or {},
             "failures": hosted.failures,
             "switched_off": hosted.switched_off,
         }

@@ -21,6 +21,7 @@ from serve_app.gateway import Gateway
 from serve_app.generation import ContextLimits
 from serve_app.http.app import make_app
 from serve_app.identity import IdentityResolver
+from serve_app.policies.desk import desk_of
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
 from serve_app.tenants import Tenants
@@ -88,12 +89,13 @@ class FakeActor:
 class Bench:
     """A gateway put together by hand, and an HTTP client on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, policies: list[dict[str, Any]] | None = None, **gateway_options: Any) -> None:
         keys = [
             {"tenant": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "operator": name == "ops"}
             for name, key in KEYS.items()
         ]
-        config = load({"model": {"id": "m", "source": "x"}, "gateway": {"api_keys": keys, "max_in_flight": 2}})
+        options = {"api_keys": keys, "max_in_flight": 2, **gateway_options}
+        config = load({"model": {"id": "m", "source": "x"}, "gateway": options, "policies": policies or []})
         self.handle, self.actor, self.routing = FakeHandle(), FakeActor(), RoutingState()
         gateway = Gateway.__new__(Gateway)
         gateway._settings = GatewaySettings(config, b"secret", {}, 1, 100, 200, True)
@@ -105,7 +107,8 @@ class Bench:
         gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None)
         gateway._routing = self.routing
         gateway._client = self.actor
-        gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing)
+        gateway._policies = desk_of(gateway._settings)
+        gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing, gateway._policies)
         gateway._created_s = 1
         gateway._get_configured_serve_handle = lambda _: self.handle
         self.gateway = gateway
