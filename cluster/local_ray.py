@@ -20,6 +20,7 @@ from ray.serve.schema import ApplicationStatus
 from cluster import processes, shared_memory
 from cluster.errors import LaunchError
 from runtime_actor.actor import ACTOR_NAME, NAMESPACE
+from runtime_actor.memo_actor import MEMO_ACTOR_NAME
 from serve_app.http import proxy_guard
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,6 +131,7 @@ class LocalRay:
             serve.shutdown()
             # The actor is detached, so that it outlives a redeploy: Serve doesn't end it.
             _end_runtime_actor()
+            _end_memo_actor()
             ray.shutdown()
         left = processes.end_descendants()
         shared_memory.unlink_unmapped(held)
@@ -165,6 +167,13 @@ def _end_runtime_actor() -> None:
     except ray.exceptions.RayError as error:
         logger.warning("the runtime actor's last checkpoint was not written: %s", error)
     ray.kill(actor)
+
+
+def _end_memo_actor() -> None:
+    try:
+        ray.kill(ray.get_actor(MEMO_ACTOR_NAME, namespace=NAMESPACE))
+    except ValueError:
+        return
 
 
 def _replica_counts(overview: Any) -> tuple[int, int]:

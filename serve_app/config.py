@@ -24,6 +24,7 @@ from serve_app.configuration.engine import check_engine
 from serve_app.configuration.errors import explain
 
 EMBEDDED = "embedded"
+USUAL_STEP_TOKENS = 2048
 USUAL_NUM_SEQS = 16
 """Requests that an engine runs at once where `max_num_seqs` isn't configured: few enough for a queue to form
 here, where it can be ordered, before one forms in the engine."""
@@ -149,10 +150,20 @@ class AppConfig(Section):
         """How many requests pass a gateway's queue at once: as many as the engines run, unless configured."""
         if self.gateway.max_running is not None:
             return self.gateway.max_running
-        autoscaling, engine = self.deployment.autoscaling, self.engine_kwargs
-        replicas = autoscaling.max_replicas if autoscaling is not None else self.deployment.num_replicas
-        each = self.simulated if self.engine == "simulated" else engine
-        return replicas * int(each.get("max_num_seqs") or USUAL_NUM_SEQS)
+        each = self.simulated if self.engine == "simulated" else self.engine_kwargs
+        return self._most_replicas * int(each.get("max_num_seqs") or USUAL_NUM_SEQS)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """How many prompt tokens a gateway lets wait for their first output: two steps of each engine."""
+        if self.engine == "simulated":
+            return 2 * self._most_replicas * int(self.simulated.get("step_tokens") or USUAL_STEP_TOKENS)
+        return 2 * self._most_replicas * int(self.engine_kwargs.get("max_num_batched_tokens") or USUAL_STEP_TOKENS)
+
+    @property
+    def _most_replicas(self) -> int:
+        autoscaling = self.deployment.autoscaling
+        return autoscaling.max_replicas if autoscaling is not None else self.deployment.num_replicas
 
     @property
     def state_dir(self) -> Path:

@@ -35,8 +35,10 @@ from serve_app.http.errors import ApiError, bad_request, model_not_found, unavai
 from serve_app.http.field_checks import CHAT, COMPLETIONS
 from serve_app.http.input import read_object
 from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
+from serve_app.memo_endpoints import MemoEndpoints
 from serve_app.metrics import GatewayMetrics
 from serve_app.policies.desk import NO_TICKET, Ticket, desk_of
+from serve_app.policies.memo_desk import MemoDesk
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
 from serve_app.runtime_endpoints import RuntimeEndpoints
@@ -63,7 +65,7 @@ class Flight:
     ticket: Ticket = NO_TICKET
 
 
-class Gateway(RuntimeEndpoints, OpenAiIngress):
+class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
     """One deployment replica per gateway process."""
 
     def __init__(self, llm_deployments: dict, model_cards: dict, *, settings: GatewaySettings) -> None:
@@ -82,6 +84,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         self._client = RuntimeClient(settings.runtime, settings.version)
         name = serve.get_replica_context().replica_id.unique_id
         self._policies = desk_of(settings)
+        self._memo = MemoDesk(self._policies)
         self._exchange = GatewayExchange(name, self._client.exchange, self._routing, self._policies)
         self._created_s = int(time.time())
 
@@ -184,7 +187,7 @@ class Gateway(RuntimeEndpoints, OpenAiIngress):
         def send(own_fields: dict[str, Any]) -> Any:
             engine = {**own_fields, **engine_fields(tag, salt, allowed_priority)}
             engine["model"] = self._settings.config.model.id
-            return getattr(handle, endpoint).remote(preparation.validated(endpoint, engine), raw)
+            return flight.ticket.watch(getattr(handle, endpoint).remote(preparation.validated(endpoint, engine), raw))
 
         flight.exchange = Exchange(
             send=send,

@@ -36,6 +36,7 @@ class RuntimeEndpoints:
     _identities: Any
     _admission: Any
     _policies: Any
+    _memo: Any
 
     def _caller(self, request: Request) -> Caller:
         raise NotImplementedError
@@ -53,7 +54,10 @@ class RuntimeEndpoints:
         except RuntimeUnavailable:
             raise unavailable("The runtime actor is away; requests are still served.") from None
         rows = [*state.get("policies", ()), *self._policies.as_state(tenant)]
-        return JSONResponse({**state, "policies": rows, "gateway": self._gateway_state()})
+        gateway = self._gateway_state()
+        if tenant is None:
+            gateway["memo"] = await self._memo.state()
+        return JSONResponse({**state, "policies": rows, "gateway": gateway})
 
     async def runtime_predict(self, request: Request) -> Response:
         caller = self._caller(request)

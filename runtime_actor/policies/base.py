@@ -19,8 +19,8 @@ Composing several policies, in the order of the configuration:
   earlier ones. An item without a key goes behind those that have one; equal keys keep the queue's own order.
 - predict: the first policy with an answer; probabilities of different policies aren't mixed, since they
   aren't independent.
-- act: suggestions of all, highest value first; of two for the same replica, workload and agent the first
-  counts. The runtime's rate limits then apply to all policies together.
+- act: suggestions of all; of two prefetches for the same replica, workload and agent the first counts, and
+  the highest value goes first. The runtime's rate limits then apply to all policies together.
 - admit: one after the other; the first refusal ends it, a rewrite is what the next one sees.
 - output: each filter gets what the one before it let through.
 A policy that raises, takes longer than its host allows or answers nonsense has "no opinion" for that call;
@@ -107,19 +107,30 @@ class RequestSent:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """A policy refused a request, or its client left while it waited; no RequestServed follows."""
+
+    request: RequestView
+
+
+@dataclass(frozen=True, slots=True)
 class RequestServed:
-    """A request is over, whatever became of it. Tokens are the engine's where it told them, else the
-    estimates; `ttft_s` is None if no content came; `held_s` is how long it had a place in an engine."""
+    """A request that was sent is over, whatever became of it.
+
+    Prompt and cached tokens are the engine's, 0 if it never took the request. `ttft_s` counts from the arrival
+    and is None if no stream began; `waited_s` was in the gateway's queue, `held_s` in an engine.
+    """
 
     request: RequestView
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     ttft_s: float | None
+    waited_s: float
     held_s: float
 
 
-Observation = Message | RequestSent | RequestServed
+Observation = Message | RequestSent | RequestRefused | RequestServed
 
 
 # --- what a policy may do ---------------------------------------------------------------------------
@@ -136,6 +147,18 @@ class PrefetchSuggestion:
     session: str
     deadline_s: float
     value: float
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidateSuggestion:
+    """Drop what is kept of a tenant's results of `tool`."""
+
+    policy: str
+    tenant: str
+    tool: str
+
+
+Suggestion = PrefetchSuggestion | InvalidateSuggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +280,7 @@ class Policy(ABC):
 
     # act
 
-    def act(self) -> list[PrefetchSuggestion]:
+    def act(self) -> Sequence[Suggestion]:
         """Suggestions that came up since the last call. Must not block."""
         return []
 

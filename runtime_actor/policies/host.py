@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from runtime_actor.policies.base import (
     CacheOwner,
+    InvalidateSuggestion,
     Observation,
     OutputFilter,
     Policy,
@@ -23,6 +24,7 @@ from runtime_actor.policies.base import (
     Refusal,
     RequestView,
     Rewrite,
+    Suggestion,
 )
 from runtime_actor.policies.guard import Guard, Hosted, PolicyFailed
 from runtime_actor.settings import PolicySettings
@@ -107,13 +109,22 @@ class PolicyHost:
     # --- act ----------------------------------------------------------------------------------------
 
     def act(self) -> list[PrefetchSuggestion]:
+        """Prefetches, highest value first."""
         found: dict[tuple[str, str, str], PrefetchSuggestion] = {}
         for hosted in self._hosted:
-            for suggestion in self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or []:
+            for suggestion in self._suggested(hosted):
+                if not isinstance(suggestion, PrefetchSuggestion):
+                    continue
                 hosted.decisions[suggestion.workload] += 1
                 named = dataclasses.replace(suggestion, policy=hosted.name)
                 found.setdefault((suggestion.replica, suggestion.workload, suggestion.agent), named)
         return sorted(found.values(), key=lambda s: -s.value)
+
+    def invalidations(self) -> list[InvalidateSuggestion]:
+        return [s for hosted in self._hosted for s in self._suggested(hosted) if isinstance(s, InvalidateSuggestion)]
+
+    def _suggested(self, hosted: Hosted) -> Sequence[Suggestion]:
+        return self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or ()
 
     def admit(self, request: RequestView) -> tuple[RequestView, Refusal | None]:
         """The request as it is to go on, and why it must not."""
@@ -263,9 +274,10 @@ def _keys(keys: Sequence[tuple[float, ...] | None], count: int) -> Sequence[tupl
     return keys
 
 
-def _suggestions(suggestions: list[PrefetchSuggestion]) -> list[PrefetchSuggestion]:
+def _suggestions(suggestions: Sequence[Suggestion]) -> Sequence[Suggestion]:
     for suggestion in suggestions:
-        if not isinstance(suggestion, PrefetchSuggestion) or not math.isfinite(suggestion.value):
+        is_prefetch = isinstance(suggestion, PrefetchSuggestion) and math.isfinite(suggestion.value)
+        if not is_prefetch and not isinstance(suggestion, InvalidateSuggestion):
             raise TypeError(f"act: {type(suggestion).__name__} is no suggestion with a finite value")
     return suggestions
 

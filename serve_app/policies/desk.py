@@ -6,21 +6,31 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.messages import Message, RequestAccepted
 from runtime_actor.policies import catalogue
-from runtime_actor.policies.base import GATEWAY, Policy, Refusal, RequestSent, RequestServed, RequestView
+from runtime_actor.policies.base import (
+    GATEWAY,
+    Clock,
+    Policy,
+    Refusal,
+    RequestRefused,
+    RequestSent,
+    RequestServed,
+    RequestView,
+)
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.settings import AnyPolicySettings, PluggedSettings, RuntimeSettings
+from serve_app.generation import Call
 from serve_app.hints import ACCEPTED, CLIPPED, REJECTED, HintReport
 from serve_app.http.errors import ApiError
 from serve_app.identity import Identity
 from serve_app.policies.answers import AnswerFilter
 from serve_app.policies.estimates import output_tokens, prompt_tokens
-from serve_app.policies.turnstile import Turnstile
+from serve_app.policies.turnstile import Pass, Turnstile
 from serve_app.settings import GatewaySettings
 
 logger = logging.getLogger("ray.serve")
@@ -30,6 +40,7 @@ CALL_LIMIT_S = 0.25
 SLO_HEADER = "x-slo-ttft-ms"
 MAX_SLO_MS = 3_600_000
 MIN_SLO_MS = 1
+UNBOUNDED = (1 << 30, 1 << 40)
 
 
 class WallClock:
@@ -47,6 +58,13 @@ class Ticket:
     def accepted(self, accepted: RequestAccepted | None, is_stream: bool) -> None:
         """The engine took the request, and its first content is here."""
 
+    def has_output(self) -> None:
+        """The engine has computed the prompt."""
+
+    def watch(self, call: Call) -> Call:
+        """The call to the engine, as it is or with an eye on its first item."""
+        return call
+
     def content(self, body: dict[str, Any]) -> None:
         """Filter a whole answer in place. Raises ApiError."""
 
@@ -61,22 +79,30 @@ NO_TICKET = Ticket()
 
 
 class PolicyDesk:
-    """The gateway's policies and its queue. `places`: how many requests the engines work on at once; the
-    queue exists only while a policy that orders is on."""
+    """The gateway's policies and its queue, which exists only while a policy that orders is on. `places`: how
+    many requests the engines work on at once; `prefill_tokens`: what is bounded of their prompts."""
 
     def __init__(
-        self, settings: Sequence[AnyPolicySettings], failure_limit: int, places: int, config_version: int = 0
+        self,
+        settings: Sequence[AnyPolicySettings],
+        failure_limit: int,
+        places: int,
+        prefill_tokens: int,
+        config_version: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self._failure_limit = failure_limit
         self._config_version = config_version
         self._followed: list[dict[str, Any]] = []
-        self._places = places
+        self._bounds = (places, prefill_tokens)
         self._numbers = itertools.count()
-        self._clock = WallClock()
+        self._clock = clock if clock is not None else WallClock()
         self._settings: tuple[AnyPolicySettings, ...] = ()
         self.host = PolicyHost((), failure_limit, CALL_LIMIT_S)
         self.turnstile: Turnstile | None = None
         self.refused = 0
+        self.after_event: Callable[[], None] = lambda: None
+        """Called once the policies have seen an event: what they ask for may be carried out."""
         self.configure(settings)
 
     def follow(self, policies: list[dict[str, Any]], config_version: int) -> None:
@@ -112,13 +138,17 @@ class PolicyDesk:
     def _set_queue(self) -> None:
         wanted = self.has("order")
         if wanted and self.turnstile is None:
-            self.turnstile = Turnstile(self._places, lambda requests: self.host.order(requests))
+            self.turnstile = Turnstile(*self._bounds, lambda requests: self.host.order(requests))
         elif self.turnstile is not None:
-            self.turnstile.places = self._places if wanted else 1 << 30
+            self.turnstile.places, self.turnstile.prefill_tokens = self._bounds if wanted else UNBOUNDED
             self.turnstile.grant()
 
     def has(self, hook: str) -> bool:
         return any(h.enabled and getattr(type(h.policy), hook) is not getattr(Policy, hook) for h in self.host.policies)
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
 
     @property
     def is_active(self) -> bool:
@@ -127,6 +157,7 @@ class PolicyDesk:
     def observe(self, event: Message) -> None:
         if self.is_active:
             self.host.observe(event)
+            self.after_event()
 
     async def enter(
         self,
@@ -155,6 +186,7 @@ class PolicyDesk:
         request, refusal = self.host.admit(request)
         if refusal is not None:
             self.refused += 1
+            self.host.observe(RequestRefused(request))
             raise api_error(refusal)
         ticket = PolicyTicket(self, request, request.fields if request.fields is not fields else None)
         await ticket.wait()
@@ -201,27 +233,37 @@ class PolicyTicket(Ticket):
         self.fields = fields
         self._desk = desk
         self._request = request
-        self._gate = desk.turnstile
-        self._sent_s: float | None = None
+        self._pass: Pass | None = None
+        self._sent_s = 0.0
         self._ttft_s: float | None = None
+        self._waited_s = 0.0
         self._accepted: RequestAccepted | None = None
         self._output_tokens = 0
 
     async def wait(self) -> None:
-        if self._gate is not None:
+        gate = self._desk.turnstile
+        if gate is not None:
             try:
-                await self._gate.enter(self._request)
+                self._pass = await gate.enter(self._request)
             except BaseException:
-                self._gate = None
-                self.leave()
+                self._desk.host.observe(RequestRefused(self._request))
                 raise
-        self._sent_s = time.monotonic()
-        self._desk.host.observe(RequestSent(self._request, max(0.0, time.time() - self._request.arrived_s)))
+        self._sent_s = self._desk.now_s
+        self._waited_s = max(0.0, self._sent_s - self._request.arrived_s)
+        self._desk.host.observe(RequestSent(self._request, self._waited_s))
 
     def accepted(self, accepted: RequestAccepted | None, is_stream: bool) -> None:
         self._accepted = accepted
         if accepted is not None and is_stream:
-            self._ttft_s = max(0.0, time.time() - self._request.arrived_s)
+            self._ttft_s = max(0.0, self._desk.now_s - self._request.arrived_s)
+
+    def watch(self, call: Call) -> Call:
+        return WatchedCall(call, self.has_output)
+
+    def has_output(self) -> None:
+        """The engine has computed the prompt."""
+        if self._pass is not None:
+            self._pass.has_output()
 
     def content(self, body: dict[str, Any]) -> None:
         usage = body.get("usage")
@@ -249,10 +291,9 @@ class PolicyTicket(Ticket):
         return AnswerFilter(lambda: self._desk.host.outputs(self._request))
 
     def leave(self) -> None:
-        if self._gate is not None:
-            self._gate.leave()
+        if self._pass is not None:
+            self._pass.leave()
         known = self._accepted
-        held_s = time.monotonic() - self._sent_s if self._sent_s is not None else 0.0
         self._desk.host.observe(
             RequestServed(
                 request=self._request,
@@ -260,15 +301,36 @@ class PolicyTicket(Ticket):
                 cached_tokens=known.cached_tokens if known is not None else 0,
                 output_tokens=self._output_tokens,
                 ttft_s=self._ttft_s,
-                held_s=held_s,
+                waited_s=self._waited_s,
+                held_s=max(0.0, self._desk.now_s - self._sent_s),
             )
         )
 
 
+class WatchedCall:
+    """A call that tells when its first item comes."""
+
+    def __init__(self, call: Call, on_first: Callable[[], None]) -> None:
+        self._call = call
+        self._on_first = on_first
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        is_first = True
+        async for item in self._call:
+            if is_first:
+                is_first = False
+                self._on_first()
+            yield item
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
 def desk_of(settings: GatewaySettings) -> PolicyDesk:
     runtime = settings.config.runtime_settings()
-    places = settings.config.running_requests
-    return PolicyDesk(runtime.policies, runtime.policy_failure_limit, places, settings.version)
+    config = settings.config
+    bounds = (config.running_requests, config.prefill_tokens)
+    return PolicyDesk(runtime.policies, runtime.policy_failure_limit, *bounds, settings.version)
 
 
 def api_error(refusal: Refusal) -> ApiError:

@@ -1,7 +1,10 @@
-"""The gateway's queue in front of the engines: a bounded number of requests pass, in the policies' order.
+"""The gateway's queue in front of the engines: a bounded amount of work passes, in the policies' order.
 
-Work conserving: whoever comes while a place is free and nobody waits passes at once, and a place that becomes
-free goes to a waiting request at once. How many may wait is bounded by the requests in flight.
+Two things are bounded: the requests inside, and the prompt tokens that wait there for their first output. An
+engine computes prompts in the order in which it took them, so what is inside can't be ordered any more; two
+steps' worth of tokens are enough to keep it busy. Work conserving within these bounds: whoever comes while
+there is room and nobody waits passes at once, and room that becomes free goes to a waiting request at once. How
+many may wait is bounded by the requests in flight.
 """
 
 from __future__ import annotations
@@ -26,14 +29,39 @@ class _Waiter:
     due_s: float
     number: int
     request: RequestView = field(compare=False)
-    turn: asyncio.Future[None] = field(compare=False)
+    turn: asyncio.Future[Pass] = field(compare=False)
+
+
+class Pass:
+    """One request's room inside; each part of it is given back once."""
+
+    def __init__(self, gate: Turnstile, tokens: int) -> None:
+        self._gate: Turnstile | None = gate
+        self._tokens = tokens
+
+    def has_output(self) -> None:
+        """Its prompt is computed."""
+        if self._gate is not None and self._tokens:
+            self._gate.prefilling -= self._tokens
+            self._tokens = 0
+            self._gate.grant()
+
+    def leave(self) -> None:
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.inside -= 1
+            gate.prefilling -= self._tokens
+            gate.grant()
 
 
 class Turnstile:
     """Flows are a tenant's agents: the policies order the flows' first requests, not every single one."""
 
-    def __init__(self, places: int, order: Order) -> None:
+    def __init__(self, places: int, prefill_tokens: int, order: Order) -> None:
         self.places = places
+        self.prefill_tokens = prefill_tokens
+        self.prefilling = 0
+        """Prompt tokens inside whose request has no output yet."""
         self.passed = 0
         self.waited = 0
         self.inside = 0
@@ -45,37 +73,44 @@ class Turnstile:
     def waiting(self) -> int:
         return sum(map(len, self._flows.values()))
 
-    async def enter(self, request: RequestView) -> None:
-        """Returns when it is this request's turn; `leave` must follow. Cancelled, it has left already."""
-        if self.inside < self.places and not self._flows:
-            self.inside += 1
-            self.passed += 1
-            return
+    async def enter(self, request: RequestView) -> Pass:
+        """Returns when it is this request's turn. Cancelled, it has left already."""
+        if not self._flows and self._has_room(request):
+            return self._let_in(request)
         waiter = self._queue(request)
         self.grant()
         try:
-            await waiter.turn
+            return await waiter.turn
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled():
-                self.leave()
+                waiter.turn.result().leave()
             else:
                 self._drop(waiter)
             raise
 
-    def leave(self) -> None:
-        self.inside -= 1
-        self.grant()
-
     def grant(self) -> None:
-        """Give free places to those who are to go next."""
-        while self.inside < self.places and self._flows:
+        """Give room to those who are to go next."""
+        while self._flows and self.inside < self.places:
             waiter = self._next()
             if waiter.turn.done():
                 # Its client has left in this very turn of the loop.
+                self._pop(waiter)
                 continue
-            self.inside += 1
-            self.passed += 1
-            waiter.turn.set_result(None)
+            if not self._has_room(waiter.request):
+                return
+            self._pop(waiter)
+            waiter.turn.set_result(self._let_in(waiter.request))
+
+    def _has_room(self, request: RequestView) -> bool:
+        """A prompt longer than the bound goes alone."""
+        fits = self.prefilling + request.prompt_tokens <= self.prefill_tokens
+        return self.inside < self.places and (fits or not self.prefilling)
+
+    def _let_in(self, request: RequestView) -> Pass:
+        self.inside += 1
+        self.passed += 1
+        self.prefilling += request.prompt_tokens
+        return Pass(self, request.prompt_tokens)
 
     def _queue(self, request: RequestView) -> _Waiter:
         slo_s = request.ttft_slo_s
@@ -90,12 +125,13 @@ class Turnstile:
         heads = [flow[0] for flow in self._flows.values()]
         keys = self._order([head.request for head in heads]) if len(heads) > 1 else [()]
         best = min(range(len(heads)), key=lambda i: (keys[i], heads[i].priority, heads[i].number))
-        waiter = heads[best]
-        flow = self._flows[waiter.request.tenant, waiter.request.agent]
+        return heads[best]
+
+    def _pop(self, head: _Waiter) -> None:
+        flow = self._flows[head.request.tenant, head.request.agent]
         heapq.heappop(flow)
         if not flow:
-            del self._flows[waiter.request.tenant, waiter.request.agent]
-        return waiter
+            del self._flows[head.request.tenant, head.request.agent]
 
     def _drop(self, waiter: _Waiter) -> None:
         key = (waiter.request.tenant, waiter.request.agent)

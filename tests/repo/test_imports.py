@@ -15,6 +15,7 @@ ALLOWED = {
     "cluster": {"cluster", "serve_app", "replicas", "runtime_actor"},
     "benchmarks": {"benchmarks", "cluster", "serve_app", "replicas", "runtime_actor"},
     "demo": {"demo"},
+    "agent_client": {"agent_client"},
     "examples": set(),
 }
 EXCEPTIONS = {
@@ -24,7 +25,7 @@ EXCEPTIONS = {
 }
 HEAVY = {"ray", "vllm", "torch", "transformers"}
 WITHOUT_RAY = {
-    "runtime_actor": {"actor.py", "client.py"},
+    "runtime_actor": {"actor.py", "client.py", "memo_actor.py"},
 }
 CACHE_FILES_OF_VLLM = {"block_pool.py", "cache_keeper.py", "plain_blocks.py"}
 """The files of replicas/cache that are made of vLLM's classes; the rest is pure, for replay and simulation."""

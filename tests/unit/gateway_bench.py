@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
+from runtime_actor.memo_actor import MemoActor
 from runtime_actor.messages import ExchangeReply
 from serve_app import app as application
 from serve_app import preparation
@@ -22,6 +23,7 @@ from serve_app.generation import ContextLimits
 from serve_app.http.app import make_app
 from serve_app.identity import IdentityResolver
 from serve_app.policies.desk import desk_of
+from serve_app.policies.memo_desk import MemoDesk
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
 from serve_app.tenants import Tenants
@@ -86,6 +88,16 @@ class FakeActor:
         return changes
 
 
+class LocalActor:
+    """A plain object called as a Ray actor is: `handle.method.remote(...)`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self._actor, name))
+
+
 class Bench:
     """A gateway put together by hand, and an HTTP client on it."""
 
@@ -108,6 +120,7 @@ class Bench:
         gateway._routing = self.routing
         gateway._client = self.actor
         gateway._policies = desk_of(gateway._settings)
+        gateway._memo = MemoDesk(gateway._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
         gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing, gateway._policies)
         gateway._created_s = 1
         gateway._get_configured_serve_handle = lambda _: self.handle

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from runtime_actor.policies.base import RequestView
-from serve_app.policies.turnstile import Turnstile
+from serve_app.policies.turnstile import Pass, Turnstile
 from tests.unit.policy_kit import view
+
+MANY = 1 << 40
 
 
 def by_prompt(requests: Sequence[RequestView]) -> list[tuple[float, ...]]:
@@ -22,49 +24,77 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_order_and_places() -> None:
-    async def main() -> list[str]:
-        gate = Turnstile(1, by_prompt)
-        out: list[str] = []
+class Crowd:
+    """Requests that enter, and their passes in the order of entering."""
 
-        async def one(name: str, tokens: int) -> None:
-            await gate.enter(view(agent=name, prompt_tokens=tokens))
-            out.append(name)
+    def __init__(self, gate: Turnstile) -> None:
+        self.gate = gate
+        self.inside: dict[str, Pass] = {}
+        self.entered: list[str] = []
 
-        waiting = [
-            asyncio.create_task(one(n, t)) for n, t in (("first", 900), ("big", 300), ("small", 10), ("mid", 50))
-        ]
+    async def enter(self, name: str, **request: object) -> None:
+        self.inside[name] = await self.gate.enter(view(**request))
+        self.entered.append(name)
+
+    async def leave(self, name: str) -> None:
+        self.inside.pop(name).leave()
         await settle()
-        assert out == ["first"] and gate.waiting == 3
-        for _ in range(4):
-            gate.leave()
-            await settle()
-        await asyncio.gather(*waiting)
-        assert (gate.inside, gate.waiting, gate.passed, gate.waited) == (0, 0, 4, 3)
-        return out
 
-    assert asyncio.run(main()) == ["first", "small", "mid", "big"]
+
+def test_order_and_places() -> None:
+    async def main() -> None:
+        gate = Turnstile(1, MANY, by_prompt)
+        crowd = Crowd(gate)
+        asked = (("first", 900), ("big", 300), ("small", 10), ("mid", 50))
+        tasks = [asyncio.create_task(crowd.enter(n, agent=n, prompt_tokens=t)) for n, t in asked]
+        await settle()
+        assert crowd.entered == ["first"] and gate.waiting == 3
+        for name in ("first", "small", "mid", "big"):
+            await crowd.leave(name)
+        await asyncio.gather(*tasks)
+        assert (gate.inside, gate.waiting, gate.passed, gate.waited, gate.prefilling) == (0, 0, 4, 3, 0)
+
+    asyncio.run(main())
+
+
+def test_prompts_not_yet_computed_are_bounded_too() -> None:
+    async def main() -> None:
+        gate = Turnstile(8, 100, by_prompt)
+        crowd = Crowd(gate)
+        asked = (("a", 60), ("b", 40), ("c", 45), ("huge", 500))
+        tasks = [asyncio.create_task(crowd.enter(n, agent=n, prompt_tokens=t)) for n, t in asked]
+        await settle()
+        assert crowd.entered == ["a", "b"] and gate.prefilling == 100
+        crowd.inside["a"].has_output()
+        crowd.inside["a"].has_output()
+        await settle()
+        assert crowd.entered == ["a", "b", "c"], "room is given back once, and c fits"
+        await crowd.leave("b")
+        assert "huge" not in crowd.entered
+        crowd.inside["c"].has_output()
+        await settle()
+        assert crowd.entered[-1] == "huge", "longer than the bound: alone"
+        for name in ("a", "c", "huge"):
+            await crowd.leave(name)
+        await asyncio.gather(*tasks)
+        assert (gate.inside, gate.prefilling) == (0, 0)
+
+    asyncio.run(main())
 
 
 def test_within_a_flow_priority_then_deadline_then_first_come() -> None:
-    async def main() -> list[int]:
-        gate = Turnstile(1, lambda requests: [()] * len(requests))
-        await gate.enter(view())
-        out: list[int] = []
-
-        async def one(number: int, **changes: object) -> None:
-            await gate.enter(view(**changes))
-            out.append(number)
-
-        asked = [{"priority": 5}, {}, {"ttft_slo_s": 9.0}, {"ttft_slo_s": 1.0}, {}]
-        tasks = [asyncio.create_task(one(number, **changes)) for number, changes in enumerate(asked)]
+    async def main() -> None:
+        gate = Turnstile(1, MANY, lambda requests: [()] * len(requests))
+        crowd = Crowd(gate)
+        await crowd.enter("first")
+        asked: list[dict[str, object]] = [{"priority": 5}, {}, {"ttft_slo_s": 9.0}, {"ttft_slo_s": 1.0}, {}]
+        tasks = [asyncio.create_task(crowd.enter(str(n), **changes)) for n, changes in enumerate(asked)]
         await settle()
-        for _ in tasks:
-            gate.leave()
-            await settle()
-        return out
+        for name in ("first", "3", "2", "1", "4", "0"):
+            await crowd.leave(name)
+        await asyncio.gather(*tasks)
 
-    assert asyncio.run(main()) == [3, 2, 1, 4, 0]
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -74,47 +104,41 @@ def test_places_are_kept_busy_and_given_back(seed: int) -> None:
     rng = random.Random(seed)
 
     async def main() -> None:
-        gate = Turnstile(3, by_prompt)
-        inside: set[int] = set()
-
-        async def one(number: int) -> None:
-            await gate.enter(view(agent=f"a{rng.randrange(5)}", prompt_tokens=rng.randrange(100)))
-            inside.add(number)
-
-        tasks: dict[int, asyncio.Task[None]] = {}
+        gate = Turnstile(3, MANY, by_prompt)
+        crowd = Crowd(gate)
+        tasks: dict[str, asyncio.Task[None]] = {}
         for number in range(300):
             kind = rng.random()
             if kind < 0.5:
-                tasks[number] = asyncio.create_task(one(number))
+                request = {"agent": f"a{rng.randrange(5)}", "prompt_tokens": rng.randrange(100)}
+                tasks[str(number)] = asyncio.create_task(crowd.enter(str(number), **request))
             elif kind < 0.65 and tasks:
                 tasks.pop(rng.choice(list(tasks))).cancel()
-            elif inside:
-                done = rng.choice(list(inside))
-                inside.discard(done)
-                tasks.pop(done, None)
-                gate.leave()
+            elif crowd.inside:
+                crowd.inside.pop(rng.choice(list(crowd.inside))).leave()
             if rng.random() < 0.7:
                 await settle()
-                assert gate.inside <= 3
+                assert gate.inside == len(crowd.inside) <= 3
                 assert gate.waiting == 0 or gate.inside == 3
         for task in tasks.values():
             task.cancel()
         await settle()
-        for _ in range(len(inside)):
-            gate.leave()
+        for one in crowd.inside.values():
+            one.leave()
         await settle()
-        assert (gate.inside, gate.waiting) == (0, 0)
+        assert (gate.inside, gate.waiting, gate.prefilling) == (0, 0, 0)
+        assert gate.waited > 20
 
     asyncio.run(main())
 
 
 def test_a_turn_given_to_one_who_just_left_goes_on() -> None:
     async def main() -> None:
-        gate = Turnstile(1, by_prompt)
-        await gate.enter(view())
+        gate = Turnstile(1, MANY, by_prompt)
+        first = await gate.enter(view())
         leaving, next_one = (asyncio.create_task(gate.enter(view(agent=name))) for name in "ab")
         await settle()
-        gate.leave()
+        first.leave()
         leaving.cancel()
         await asyncio.wait_for(next_one, 5.0)
         assert gate.inside == 1 and leaving.cancelled()

@@ -1,0 +1,95 @@
+"""The endpoints under /runtime/memo: may this tool call be answered from an earlier one?"""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtime_actor.errors import RuntimeUnavailable
+from serve_app.http.errors import bad_request, unavailable
+from serve_app.policies.memo_desk import MAX_WAIT_S
+from serve_app.tenants import Caller
+
+MAX_NAME_CHARS = 256
+MISSING = object()
+
+
+class MemoEndpoints:
+    """Mixed into the gateway, whose parts it uses. Each of them answers for the caller's tenant alone."""
+
+    _memo: Any
+
+    def _caller(self, request: Request) -> Caller:
+        raise NotImplementedError
+
+    async def _json_body(self, request: Request) -> dict[str, Any]:
+        raise NotImplementedError
+
+    async def memo_lookup(self, request: Request) -> Response:
+        """{"tool", "version"?, "arguments"?, "wait_s"?} -> {"outcome": "hit", "value", "age_s"}, or "run" with a
+        ticket for `store` or `release` (null: run it, nothing will be kept), or "wait": ask again."""
+        tenant = self._caller(request).tenant
+        body = _fields(await self._json_body(request), {"tool", "version", "arguments", "wait_s"})
+        arguments = body.get("arguments", {})
+        if not isinstance(arguments, dict):
+            raise bad_request("`arguments` must be an object.", "arguments", "invalid_value")
+        tool, version = _name(body, "tool"), _optional_name(body, "version")
+        answer = await self._memo.lookup(tenant, tool, version, arguments, _wait_s(body.get("wait_s", 0.0)))
+        value = answer.pop("value", None)
+        if value is None:
+            return JSONResponse(answer)
+        head = json.dumps(answer)[:-1].encode()
+        return Response(head + b', "value": ' + value + b"}", media_type="application/json")
+
+    async def memo_store(self, request: Request) -> Response:
+        """{"ticket", "value"} -> {"stored": bool, "reason"}; `value` is any JSON."""
+        tenant = self._caller(request).tenant
+        body = _fields(await self._json_body(request), {"ticket", "value"})
+        ticket, value = _name(body, "ticket"), body.get("value", MISSING)
+        if value is MISSING:
+            raise bad_request("`value` is required.", "value", "invalid_value")
+        encoded = json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode()
+        reason = await self._memo.store(tenant, ticket, encoded)
+        return JSONResponse({"stored": reason == "stored", "reason": reason})
+
+    async def memo_release(self, request: Request) -> Response:
+        """{"ticket"}: the tool failed, nothing is kept, the next caller runs it."""
+        tenant = self._caller(request).tenant
+        body = _fields(await self._json_body(request), {"ticket"})
+        return JSONResponse({"released": await self._memo.release(tenant, _name(body, "ticket"))})
+
+    async def memo_invalidate(self, request: Request) -> Response:
+        """{"tool"} or {"event"}, or both -> {"invalidated": how many results were dropped}."""
+        tenant = self._caller(request).tenant
+        body = _fields(await self._json_body(request), {"tool", "event"})
+        tool, event = _optional_name(body, "tool"), _optional_name(body, "event")
+        if tool is None and event is None:
+            raise bad_request("`tool` or `event` is required.", "tool", "invalid_value")
+        try:
+            return JSONResponse({"invalidated": await self._memo.invalidate(tenant, tool, event)})
+        except RuntimeUnavailable:
+            raise unavailable("The memo actor is away; the results are dropped before the next look-up.") from None
+
+
+def _fields(body: dict[str, Any], allowed: set[str]) -> dict[str, Any]:
+    if set(body) - allowed:
+        raise bad_request(f"Unknown field; allowed are {', '.join(sorted(allowed))}.", None, "invalid_value")
+    return body
+
+
+def _optional_name(body: dict[str, Any], field: str) -> str | None:
+    return None if body.get(field) is None else _name(body, field)
+
+
+def _name(body: dict[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARS:
+        raise bad_request(f"`{field}` must be a string of 1 to {MAX_NAME_CHARS} characters.", field, "invalid_value")
+    return value
+
+
+def _wait_s(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= MAX_WAIT_S:
+        raise bad_request(f"`wait_s` must be a number from 0 to {MAX_WAIT_S:g}.", "wait_s", "invalid_value")
+    return float(value)

@@ -1,0 +1,171 @@
+"""The gateway's way to the memo actor: fast when it is there, no obstacle when it isn't.
+
+While the actor can't be reached a caller is told to run its tool and nothing is kept. An invalidation that
+could not be delivered is owed: until it is, nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.exceptions import RayError
+
+from runtime_actor.errors import RuntimeUnavailable
+from runtime_actor.memo_actor import get_or_create
+from runtime_actor.memo_store import Limits
+from runtime_actor.policies.memo import MemoKey, MemoPolicy
+from serve_app.policies.desk import PolicyDesk
+
+logger = logging.getLogger("ray.serve")
+
+CALL_TIMEOUT_S = 5.0
+RETRY_S = 1.0
+MAX_WAIT_S = 30.0
+RUN = {"outcome": "run", "ticket": None}
+
+
+class MemoDesk:
+    """Lives on the gateway's event loop. `resolve` finds or makes the actor, and may block."""
+
+    def __init__(self, desk: PolicyDesk, resolve: Callable[[int, int], Any] = get_or_create) -> None:
+        self._desk = desk
+        self._resolve = resolve
+        self._handle: Any = None
+        self._bounds = (0, 0)
+        self._retry_at_s = 0.0
+        self._lock = asyncio.Lock()
+        self._resolving = asyncio.Lock()
+        self._owed: dict[tuple[str, str], None] = {}
+        """(tenant, allowed tool): as many as there are of both."""
+        self._delivering: asyncio.Task[None] | None = None
+        desk.after_event = self._deliver_soon
+        self.unreachable = 0
+
+    @property
+    def policy(self) -> MemoPolicy | None:
+        """The policy, if it is on."""
+        hosted = self._desk.host.get(MemoPolicy.name)
+        on = hosted is not None and hosted.enabled and isinstance(hosted.policy, MemoPolicy)
+        return hosted.policy if on and hosted is not None and isinstance(hosted.policy, MemoPolicy) else None
+
+    # --- calls ------------------------------------------------------------------------------------------
+
+    async def lookup(
+        self, tenant: str, tool: str, version: str | None, arguments: Mapping[str, Any], wait_s: float
+    ) -> dict[str, Any]:
+        """{"outcome": hit | run | wait, ...}; a hit's `value` is JSON as bytes."""
+        policy = self.policy
+        key = policy.key(tenant, tool, version, arguments) if policy is not None else None
+        if key is None:
+            return dict(RUN)
+        try:
+            await self._deliver()
+            wait_s = min(max(wait_s, 0.0), MAX_WAIT_S)
+            call = ("lookup", tenant, key.digest, tool, _limits(key), wait_s)
+            answer: dict[str, Any] = await self._call(*call, timeout_s=CALL_TIMEOUT_S + wait_s)
+        except RuntimeUnavailable:
+            self.unreachable += 1
+            return dict(RUN)
+        return answer
+
+    async def store(self, tenant: str, ticket: str, value: bytes) -> str:
+        """stored | void | too_large | unknown_ticket | off | unreachable."""
+        if self.policy is None:
+            return "off"
+        try:
+            await self._deliver()
+            outcome: str = await self._call("store", tenant, ticket, value)
+        except RuntimeUnavailable:
+            self.unreachable += 1
+            return "unreachable"
+        return outcome
+
+    async def release(self, tenant: str, ticket: str) -> bool:
+        try:
+            return bool(await self._call("release", tenant, ticket)) if self.policy is not None else False
+        except RuntimeUnavailable:
+            self.unreachable += 1
+            return False
+
+    async def invalidate(self, tenant: str, tool: str | None, event: str | None) -> int:
+        """Drop a tool's results, or what an event of that name makes void; how many were kept.
+
+        Raises RuntimeUnavailable; it is then owed."""
+        policy = self.policy
+        if policy is None:
+            return 0
+        if event is not None:
+            policy.happened(tenant, event)
+        if tool is not None:
+            self._owed[tenant, tool] = None
+        return await self._deliver()
+
+    async def state(self) -> dict[str, int] | None:
+        """The actor's counters; None while the policy is off or the actor away."""
+        if self.policy is None:
+            return None
+        try:
+            return {**await self._call("state"), "unreachable": self.unreachable}
+        except RuntimeUnavailable:
+            return None
+
+    # --- the way there ------------------------------------------------------------------------------------
+
+    def _deliver_soon(self) -> None:
+        if self.policy is not None and (self._delivering is None or self._delivering.done()):
+            self._delivering = asyncio.get_running_loop().create_task(self._deliver_quietly())
+
+    async def _deliver_quietly(self) -> None:
+        try:
+            await self._deliver()
+        except RuntimeUnavailable as error:
+            logger.info("Invalidations of tool results are owed: %s", error)
+
+    async def _deliver(self) -> int:
+        """Carry out what the policy asked for and what is owed. Raises RuntimeUnavailable."""
+        self._owed |= {(s.tenant, s.tool): None for s in self._desk.host.invalidations()}
+        if not self._owed:
+            return 0
+        dropped = 0
+        async with self._lock:
+            for tenant, tool in list(self._owed):
+                dropped += await self._call("invalidate", tenant, tool)
+                self._owed.pop((tenant, tool), None)
+        return dropped
+
+    async def _call(self, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        if time.monotonic() < self._retry_at_s:
+            raise RuntimeUnavailable(f"{method}: the memo actor is away")
+        try:
+            async with asyncio.timeout(timeout_s):
+                handle = await self._resolved()
+                return await getattr(handle, method).remote(*arguments)
+        except (TimeoutError, RayError, OSError, RuntimeError, ValueError) as error:
+            self._handle = None
+            self._retry_at_s = time.monotonic() + RETRY_S
+            raise RuntimeUnavailable(f"{method}: {error!r}") from error
+
+    async def _resolved(self) -> Any:
+        policy = self.policy
+        options = policy.options if policy is not None else None
+        bounds = (options.max_bytes, options.max_bytes_per_tenant) if options is not None else self._bounds
+        async with self._resolving:
+            if self._handle is None:
+                self._handle = await asyncio.to_thread(self._resolve, *bounds)
+                self._bounds = (0, 0)
+            if bounds != self._bounds:
+                # One that exists keeps the bounds that it was made with.
+                await self._handle.configure.remote(*bounds)
+                self._bounds = bounds
+            return self._handle
+
+
+def _limits(key: MemoKey) -> dict[str, Any]:
+    allowed = key.allowed
+    limits = Limits(allowed.ttl_s, allowed.lease_s, allowed.sample, allowed.max_value_bytes)
+    return dataclasses.asdict(limits)
