@@ -15,7 +15,7 @@ import contextlib
 import json
 import random
 import selectors
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -177,7 +177,7 @@ def deadlines(seed: int) -> list[Ask]:
     )
 
 
-SCENES = {"flood": flood, "deadlines": deadlines}
+SCENES: dict[str, Callable[[int], list[Ask]]] = {"flood": flood, "deadlines": deadlines}
 
 
 def play(asks: Sequence[Ask], policies: Sequence[dict[str, Any]]) -> Outcome:

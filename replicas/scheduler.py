@@ -32,14 +32,18 @@ from replicas.engine.messages import (
     decode,
     encode,
 )
+from replicas.engine.shaping import shaped_queue
+from replicas.engine.waiting_queue import ShapedQueue
 
 logger = logging.getLogger(__name__)
 
 
 class AgentSchedulerMixin:
-    """Tells a CacheKeeper what becomes of each request. Nothing about scheduling itself changes."""
+    """Tells a CacheKeeper what becomes of each request. Scheduling itself changes only where a policy orders
+    the waiting queue."""
 
     keeper: CacheKeeper
+    shaped: ShapedQueue | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -48,7 +52,11 @@ class AgentSchedulerMixin:
         sizes = tuple(group.kv_cache_spec.block_size for group in groups)
         shape = CacheShape(self.hash_block_size, sizes or (self.block_size,))
         pool = self.kv_cache_manager.block_pool
-        self.keeper = CacheKeeper(pool, EngineSettings.from_config(config), shape)
+        settings = EngineSettings.from_config(config)
+        self.keeper = CacheKeeper(pool, settings, shape)
+        self.shaped = shaped_queue(settings.policies, self.policy, self.keeper, pool)
+        if self.shaped is not None:
+            self.waiting = self.shaped
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -74,6 +82,8 @@ class AgentSchedulerMixin:
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self.keeper.resumed(request_id)
         super()._update_after_schedule(scheduler_output)
+        if self.shaped is not None:
+            self.shaped.refresh()
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)

@@ -18,6 +18,9 @@ from ray.serve.llm.ingress import make_fastapi_ingress
 
 from replicas.engine.messages import ADDITIONAL_CONFIG_KEY
 from runtime_actor.errors import ConfigurationError
+from runtime_actor.policies import catalogue
+from runtime_actor.policies.base import ENGINE
+from runtime_actor.settings import to_dict
 from serve_app import secret_file
 from serve_app.config import EMBEDDED, AppConfig, load
 from serve_app.gateway import Gateway
@@ -131,11 +134,18 @@ def _engine_arguments(config: AppConfig, usable_tokens: int) -> dict[str, Any]:
         "enable_prompt_tokens_details": True,
         **config.engine_kwargs,
         "scheduler_cls": SCHEDULER,
-        "additional_config": {ADDITIONAL_CONFIG_KEY: config.engine_policy()},
+        "additional_config": {ADDITIONAL_CONFIG_KEY: {**config.engine_policy(), **_engine_policies(config)}},
     }
     if config.cache_tokens is not None:
         arguments["max_model_len"] = usable_tokens
     return arguments
+
+
+def _engine_policies(config: AppConfig) -> dict[str, Any]:
+    """Absent where none runs in the engine: its queue is then vLLM's own."""
+    entries = config.runtime_settings().policies
+    found = [to_dict(entry) for entry in entries if entry.enabled and catalogue.class_of(entry).seat == ENGINE]
+    return {"policies": found} if found else {}
 
 
 def _deployment_options(config: AppConfig) -> dict[str, Any]:

@@ -108,6 +108,15 @@ class CacheKeeper:
         self._counted_s = 0.0
         self._set_order()
 
+    @property
+    def hash_block_tokens(self) -> int:
+        return self._shape.hash_block_tokens
+
+    @property
+    def block_tokens(self) -> tuple[int, ...]:
+        """Tokens of a block, by KV group."""
+        return self._shape.group_block_tokens
+
     def _set_order(self) -> None:
         values = self.directory.settings
         if values.policy == "lru" or values.weight <= 0.0 or self.owners.failed:

@@ -15,6 +15,7 @@ from replicas.cache.anchor_finder import FoundAnchor
 from replicas.cache.settings import ValueSettings
 from replicas.cache.warm_ledger import WarmupOutcome
 from runtime_actor.errors import ConfigurationError, MessageError
+from runtime_actor.settings import AnyPolicySettings, RuntimeSettings
 
 ADDITIONAL_CONFIG_KEY = "agent_runtime"
 """Key in vLLM's `additional_config` under which EngineSettings reach the engine process."""
@@ -34,10 +35,11 @@ class EngineSettings:
 
     values: ValueSettings = field(default_factory=ValueSettings)
     warmup_deadline_s: float = WARMUP_DEADLINE_S
+    policies: tuple[AnyPolicySettings, ...] = ()
 
     @classmethod
     def from_config(cls, config: Any) -> EngineSettings:
-        """From `additional_config["agent_runtime"]`: the fields of ValueSettings and warmup_deadline_s.
+        """From `additional_config["agent_runtime"]`: the fields of ValueSettings, warmup_deadline_s, policies.
 
         Raises ConfigurationError for an unknown key or a value out of range.
         """
@@ -45,13 +47,14 @@ class EngineSettings:
             raise ConfigurationError(f"{ADDITIONAL_CONFIG_KEY}: expected a mapping, got {config!r}")
         allowed = {f.name for f in fields(ValueSettings)}
         chosen = dict(config)
+        policies = RuntimeSettings.from_dict({"policies": chosen.pop("policies", [])}).policies
         deadline_s = chosen.pop("warmup_deadline_s", WARMUP_DEADLINE_S)
         for key in chosen:
             if key not in allowed:
-                known = ", ".join(sorted({*allowed, "warmup_deadline_s"}))
+                known = ", ".join(sorted({*allowed, "policies", "warmup_deadline_s"}))
                 raise ConfigurationError(f"{ADDITIONAL_CONFIG_KEY}.{key}: unknown key; known: {known}")
         try:
-            return cls(msgspec.convert(chosen, ValueSettings), float(deadline_s))
+            return cls(msgspec.convert(chosen, ValueSettings), float(deadline_s), policies)
         except (msgspec.ValidationError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{ADDITIONAL_CONFIG_KEY}: {error}") from error
 

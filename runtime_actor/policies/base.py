@@ -82,6 +82,7 @@ class RequestView:
     priority: int
     ttft_slo_s: float | None
     fields: Mapping[str, Any]
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,19 @@ from collections.abc import Iterable
 
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.policies.base import SEATS, Clock, Policy
+from runtime_actor.policies.batch_shaping import BatchShapingPolicy
 from runtime_actor.policies.deadline import DeadlinePolicy
 from runtime_actor.policies.fairness import FairnessPolicy
 from runtime_actor.policies.kv_cache import KvCachePolicy
 from runtime_actor.policies.memo import MemoPolicy
+from runtime_actor.policies.safety import SafetyPolicy
 from runtime_actor.settings import AnyPolicySettings, PluggedSettings
 
 logger = logging.getLogger(__name__)
 
 OWN: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (KvCachePolicy, MemoPolicy, FairnessPolicy, DeadlinePolicy)
+    policy.name: policy
+    for policy in (KvCachePolicy, MemoPolicy, FairnessPolicy, DeadlinePolicy, BatchShapingPolicy, SafetyPolicy)
 }
 
 

@@ -88,12 +88,14 @@ class PolicyDesk:
         failure_limit: int,
         places: int,
         prefill_tokens: int,
+        model: str = "",
         config_version: int = 0,
         clock: Clock | None = None,
     ) -> None:
         self._failure_limit = failure_limit
         self._config_version = config_version
         self._followed: list[dict[str, Any]] = []
+        self._model = model
         self._bounds = (places, prefill_tokens)
         self._numbers = itertools.count()
         self._clock = clock if clock is not None else WallClock()
@@ -182,6 +184,7 @@ class PolicyDesk:
             priority=priority,
             ttft_slo_s=self._slo_s(headers, report),
             fields=fields,
+            model=self._model,
         )
         request, refusal = self.host.admit(request)
         if refusal is not None:
@@ -330,7 +333,7 @@ def desk_of(settings: GatewaySettings) -> PolicyDesk:
     runtime = settings.config.runtime_settings()
     config = settings.config
     bounds = (config.running_requests, config.prefill_tokens)
-    return PolicyDesk(runtime.policies, runtime.policy_failure_limit, *bounds, settings.version)
+    return PolicyDesk(runtime.policies, runtime.policy_failure_limit, *bounds, config.model.id, settings.version)
 
 
 def api_error(refusal: Refusal) -> ApiError:

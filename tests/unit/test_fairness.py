@@ -24,7 +24,7 @@ def serve(policy: FairnessPolicy, request: RequestView, prompt: int = 100, outpu
 
 
 def contest(policy: FairnessPolicy, waiting: list[RequestView], rounds: int, sizes: dict[str, int]) -> Counter[str]:
-    """Serve whoever is first, and let it ask again at once; how many prompt tokens each tenant got."""
+    """Serve whoever is first, and let it ask again meanwhile, so that it is never away; each tenant's prompt tokens."""
     for request in waiting:
         assert policy.admit(request) is None
     got: Counter[str] = Counter()
@@ -32,11 +32,11 @@ def contest(policy: FairnessPolicy, waiting: list[RequestView], rounds: int, siz
         keys = policy.order(waiting)
         first = min(range(len(waiting)), key=lambda i: keys[i] or ())
         request = waiting.pop(first)
-        serve(policy, request, sizes[request.tenant])
-        got[request.tenant] += sizes[request.tenant]
         again = view(request.tenant, request.agent)
         assert policy.admit(again) is None
         waiting.append(again)
+        serve(policy, request, sizes[request.tenant])
+        got[request.tenant] += sizes[request.tenant]
     return got
 
 

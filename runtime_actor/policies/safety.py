@@ -1,0 +1,282 @@
+"""Safety: what each agent may ask for, and what may go in and come out.
+
+Looks at models, offered tools, the order of tool calls, who comes after whom in a session, rates, and patterns
+in prompts and answers. Each decision is a line in the audit log, which holds names and never content.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from runtime_actor.messages import RequestArrived, SessionEnded
+from runtime_actor.policies.base import (
+    GATEWAY,
+    Clock,
+    Observation,
+    OutputFilter,
+    Policy,
+    Refusal,
+    RequestServed,
+    RequestView,
+    Rewrite,
+    Verdict,
+)
+from runtime_actor.policies.patterns import ScanTimeout, StreamScanner, redacted, search
+from runtime_actor.policies.prompt_texts import mapped_texts, texts, unreadable
+from runtime_actor.policies.safety_rules import (
+    Budgets,
+    Compiled,
+    SafetyOptions,
+    called_tools,
+    compile_rules,
+    contains_sequence,
+    offered_tools,
+)
+from runtime_actor.settings import AnyPolicySettings
+
+MAX_SESSIONS = 8192
+MAX_EDGES = 16_384
+"""Transitions that are remembered; beyond a bound the one unused for longest is forgotten, and what follows a
+forgotten agent is no surprise."""
+
+audit_log = logging.getLogger("agent_runtime.audit")
+
+
+class SafetyPolicy(Policy):
+    """A request that can't be judged (token ids where a pattern is to be looked for, a search that doesn't end
+    in time) is refused if the policy fails closed, and flagged otherwise."""
+
+    name: ClassVar[str] = "safety"
+    seat: ClassVar[str] = GATEWAY
+    in_place: ClassVar[bool] = True
+
+    def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
+        super().__init__(settings, substrate)
+        self.options = self.options_as(SafetyOptions)
+        self._rules = compile_rules(self.options)
+        self._fails_closed = bool(getattr(settings, "fail_closed", False))
+        self._budgets = Budgets()
+        self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._edges: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._left: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[str] = Counter()
+
+    # --- observe ------------------------------------------------------------------------------------
+
+    def observe(self, event: Observation) -> None:
+        if isinstance(event, RequestArrived):
+            self._moved(event.workload, event.session, event.agent)
+        elif isinstance(event, SessionEnded):
+            self._last.pop((event.workload, event.session), None)
+        elif isinstance(event, RequestServed):
+            self._charge(event)
+
+    def _moved(self, workload: str, session: str, agent: str) -> None:
+        key = (workload, session)
+        before = self._last.get(key)
+        self._last[key] = agent
+        self._last.move_to_end(key)
+        if len(self._last) > MAX_SESSIONS:
+            self._last.popitem(last=False)
+        if before is None:
+            return
+        edge = (workload, before, agent)
+        self._left[workload, before] += 1
+        self._edges[edge] = None
+        self._edges.move_to_end(edge)
+        if len(self._edges) > MAX_EDGES:
+            (old_workload, old_before, _), _ = self._edges.popitem(last=False)
+            del self._left[old_workload, old_before]
+
+    def _charge(self, event: RequestServed) -> None:
+        request = event.request
+        rule = self._rule(request)
+        limit = rule.rule.tokens_per_minute if rule is not None else None
+        if limit is not None:
+            rest = event.prompt_tokens + event.output_tokens - request.prompt_tokens
+            self._budgets.debit((*_who(request), "tokens"), limit, rest, self.substrate.now_s)
+
+    # --- act: requests ------------------------------------------------------------------------------
+
+    def admit(self, request: RequestView) -> Verdict | None:
+        rule = self._rule(request)
+        if rule is None:
+            if self.options.default == "allow":
+                return None
+            return self._refuse(request, "agent_not_allowed", "no rule allows this agent", 403)
+        return (
+            self._check_names(request, rule)
+            or self._check_transition(request, rule)
+            or self._check_budgets(request, rule)
+            or self._check_prompt(request, rule)
+        )
+
+    def _rule(self, request: RequestView) -> Compiled | None:
+        return next((rule for rule in self._rules if rule.rule.fits(request.tenant, request.agent)), None)
+
+    def _check_names(self, request: RequestView, compiled: Compiled) -> Refusal | None:
+        rule = compiled.rule
+        if rule.models is not None and request.model not in rule.models:
+            return self._refuse(request, "model_not_allowed", "this agent may not use this model", 403, "model")
+        if rule.tools is not None and any(tool not in rule.tools for tool in offered_tools(request.fields)):
+            return self._refuse(
+                request, "tool_not_allowed", "this agent may not be offered one of these tools", 403, "tools"
+            )
+        if rule.tools is not None or rule.forbidden_sequences:
+            called = called_tools(request.fields)
+            if rule.tools is not None and any(tool not in rule.tools for tool in called):
+                return self._refuse(
+                    request, "tool_not_allowed", "this agent may not use one of these tools", 403, "messages"
+                )
+            if any(contains_sequence(called, sequence) for sequence in rule.forbidden_sequences):
+                return self._refuse(
+                    request, "sequence_not_allowed", "these tools may not follow each other", 403, "messages"
+                )
+        return None
+
+    def _check_transition(self, request: RequestView, compiled: Compiled) -> Refusal | None:
+        if compiled.rule.transitions == "off":
+            return None
+        before = self._last.get((request.workload, request.session))
+        if before is None or self._left[request.workload, before] < compiled.rule.min_seen:
+            return None
+        if (request.workload, before, request.agent) in self._edges:
+            return None
+        if compiled.rule.transitions == "refuse":
+            return self._refuse(request, "unknown_transition", "this agent has never come after the last one", 403)
+        self._note(request, "flagged", "unknown_transition")
+        return None
+
+    def _check_budgets(self, request: RequestView, compiled: Compiled) -> Refusal | None:
+        rule, now_s = compiled.rule, self.substrate.now_s
+        wanted = (
+            ("requests", rule.requests_per_minute, 1.0),
+            ("tokens", rule.tokens_per_minute, float(request.prompt_tokens)),
+        )
+        for kind, limit, amount in wanted:
+            wait_s = self._budgets.wait_s((*_who(request), kind), limit, amount, now_s) if limit is not None else 0.0
+            if wait_s > 0.0:
+                why = f"this agent's {kind} of the minute are used up"
+                return self._refuse(request, "budget_exceeded", why, 429, retry_after_s=wait_s)
+        for kind, limit, amount in wanted:
+            if limit is not None:
+                self._budgets.debit((*_who(request), kind), limit, amount, now_s)
+        return None
+
+    def _check_prompt(self, request: RequestView, compiled: Compiled) -> Verdict | None:
+        if not compiled.prompt:
+            return None
+        if unreadable(request.fields):
+            return self._unjudged(request, "unreadable_prompt")
+        try:
+            for pattern in compiled.prompt:
+                if pattern.refuses and any(search(pattern, text) for text in texts(request.fields)):
+                    return self._refuse(request, "content_not_allowed", f"`{pattern.name}` matches the prompt", 403)
+            return self._redacted(request, compiled)
+        except ScanTimeout:
+            return self._unjudged(request, "scan_timeout")
+
+    def _redacted(self, request: RequestView, compiled: Compiled) -> Rewrite | None:
+        """Raises ScanTimeout."""
+        replaced = 0
+
+        def clean(text: str) -> str:
+            nonlocal replaced
+            for pattern in compiled.prompt:
+                if not pattern.refuses:
+                    text, count = redacted(pattern, text)
+                    replaced += count
+            return text
+
+        fields = mapped_texts(request.fields, clean)
+        if not replaced:
+            return None
+        self._note(request, "redacted", "prompt")
+        return Rewrite(fields)
+
+    # --- act: answers -------------------------------------------------------------------------------
+
+    def output(self, request: RequestView) -> OutputFilter | None:
+        rule = self._rule(request)
+        return _Filter(self, request, StreamScanner(rule.output)) if rule is not None and rule.output else None
+
+    # --- tell ---------------------------------------------------------------------------------------
+
+    def _unjudged(self, request: RequestView, why: str) -> Refusal | None:
+        if self._fails_closed:
+            return self._refuse(request, why, "this request can't be judged", 403)
+        self._note(request, "flagged", why)
+        return None
+
+    def _refuse(
+        self,
+        request: RequestView,
+        code: str,
+        why: str,
+        status: int,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> Refusal:
+        self._note(request, "refused", code)
+        return Refusal(status, code, f"Refused by the safety policy: {why}.", param, retry_after_s)
+
+    def _note(self, request: RequestView, action: str, rule: str) -> None:
+        self._counts[action] += 1
+        entry = {
+            "t_s": round(self.substrate.now_s, 3),
+            "action": action,
+            "rule": rule,
+            "tenant": request.tenant,
+            "agent": request.agent,
+            "session": request.session,
+        }
+        line = json.dumps(entry)
+        audit_log.warning("%s", line)
+        if self.options.audit_file is not None:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        """Raises OSError: a decision that can't be put on record is a failure of the policy."""
+        path = Path(self.options.audit_file or "")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            size = file.tell()
+        if size >= self.options.audit_bytes:
+            path.replace(path.with_name(path.name + ".1"))
+
+    def counters(self) -> Mapping[str, int]:
+        return dict(self._counts)
+
+
+class _Filter:
+    """Tells the policy what was found in an answer, once a pattern."""
+
+    def __init__(self, policy: SafetyPolicy, request: RequestView, scanner: StreamScanner) -> None:
+        self._policy = policy
+        self._request = request
+        self._scanner = scanner
+        self._told = 0
+
+    def feed(self, text: str) -> str:
+        return self._noted(self._scanner.feed(text))
+
+    def end(self) -> str:
+        return self._noted(self._scanner.end())
+
+    def _noted(self, text: str) -> str:
+        hits = self._scanner.hits
+        if len(hits) > self._told:
+            self._told = len(hits)
+            self._policy._note(
+                self._request, "withheld" if self._scanner.is_ended else "redacted", f"output: {hits[-1]}"
+            )
+        return text
+
+
+def _who(request: RequestView) -> tuple[str, str]:
+    return request.tenant, request.agent

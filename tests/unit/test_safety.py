@@ -1,0 +1,247 @@
+"""Safety rules: names, sequences, transitions, budgets, patterns in prompts and in streams, the audit log."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime_actor.errors import ConfigurationError
+from runtime_actor.messages import RequestAccepted, RequestArrived, SessionEnded
+from runtime_actor.policies.base import Refusal, RequestServed, Rewrite
+from runtime_actor.policies.patterns import SCAN_LIMIT_S, StreamScanner, compiled
+from runtime_actor.policies.safety import SafetyPolicy
+from tests.unit.gateway_bench import DONE, Bench
+from tests.unit.policy_kit import ManualClock, settings, view
+
+KEY = r"sk-[a-z0-9]{8,}"
+SLOW = r"(?:a|a)*(?:a|a)*(?:a|a)*x$y"
+
+
+def made(rule: dict[str, Any] | None = None, fail_closed: bool = False, **options: Any) -> SafetyPolicy:
+    rules = [rule] if rule is not None else []
+    return SafetyPolicy(settings(SafetyPolicy, fail_closed=fail_closed, rules=rules, **options), ManualClock())
+
+
+def code(verdict: Any) -> str | None:
+    return verdict.code if isinstance(verdict, Refusal) else None
+
+
+def chat(*texts: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text} for text in texts], **fields}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "does something"}}
+
+
+def calls(*names: str) -> dict[str, Any]:
+    said = [{"role": "assistant", "tool_calls": [{"function": {"name": n, "arguments": "{}"}}]} for n in names]
+    return {"messages": said}
+
+
+def test_deny_by_default_and_the_first_rule_that_fits() -> None:
+    rules = [{"agent": "a-1", "models": ["m"]}, {"tenant": "u"}]
+    policy = SafetyPolicy(settings(SafetyPolicy, rules=rules, default="deny"), ManualClock())
+    assert policy.admit(view(agent="a-1", model="m")) is None
+    assert code(policy.admit(view(agent="a-1", model="other"))) == "model_not_allowed"
+    assert code(policy.admit(view(agent="a-2"))) == "agent_not_allowed"
+    assert policy.admit(view("u", "a-2")) is None
+    assert made().admit(view()) is None, "allowed by default"
+
+
+def test_tools_offered_and_called() -> None:
+    policy = made({"tools": ["read"]})
+    assert policy.admit(view(fields={"tools": [tool("read")], **calls("read")})) is None
+    assert code(policy.admit(view(fields={"tools": [tool("read"), tool("drop")]}))) == "tool_not_allowed"
+    assert code(policy.admit(view(fields=calls("read", "drop")))) == "tool_not_allowed"
+    assert code(made({"tools": []}).admit(view(fields={"tools": [tool("x")]}))) == "tool_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("called", "refused"),
+    [(["secret", "send"], True), (["secret", "read", "send"], True), (["send", "secret"], False), (["secret"], False)],
+)
+def test_sequences(called: list[str], refused: bool) -> None:
+    policy = made({"forbidden_sequences": [["secret", "send"]]})
+    assert code(policy.admit(view(fields=calls(*called)))) == ("sequence_not_allowed" if refused else None)
+
+
+def learn(policy: SafetyPolicy, chain: str, session: str, workload: str = "t") -> None:
+    for agent in chain:
+        policy.observe(RequestArrived("e", 0.0, workload, workload, session, agent, "", "r"))
+
+
+@pytest.mark.parametrize(("action", "expected"), [("refuse", "unknown_transition"), ("flag", None), ("off", None)])
+def test_an_agent_that_leaves_its_transitions(action: str, expected: str | None) -> None:
+    policy = made({"transitions": action, "min_seen": 20})
+    for number in range(20):
+        learn(policy, "ab", f"taught{number}")
+    learn(policy, "a", "s")
+    assert policy.admit(view(agent="b")) is None
+    assert code(policy.admit(view(agent="c"))) == expected
+    assert policy.counters() == ({"refused": 1} if action == "refuse" else {"flagged": 1} if action == "flag" else {})
+    policy.observe(SessionEnded("e", 0.0, "t", "t", "s"))
+    assert policy.admit(view(agent="c")) is None, "a session's first agent is no surprise"
+
+
+def test_little_seen_is_no_reason_and_tenants_learn_apart() -> None:
+    policy = made({"transitions": "refuse", "min_seen": 20})
+    for number in range(25):
+        learn(policy, "ab", f"taught{number}", "u")
+    learn(policy, "a", "s")
+    assert policy.admit(view(agent="c")) is None
+
+
+def test_budgets() -> None:
+    policy = made({"requests_per_minute": 2, "tokens_per_minute": 1000})
+    clock = policy.substrate
+    assert isinstance(clock, ManualClock)
+    assert [code(policy.admit(view(prompt_tokens=10))) for _ in range(3)] == [None, None, "budget_exceeded"]
+    assert policy.admit(view(agent="other", prompt_tokens=10)) is None
+    clock.now_s += 30.0
+    request = view(prompt_tokens=900)
+    assert policy.admit(request) is None
+    policy.observe(RequestServed(request, 950, 0, 550, None, 0.0, 1.0))
+    clock.now_s += 30.0
+    refusal = policy.admit(view(prompt_tokens=100))
+    assert isinstance(refusal, Refusal) and (refusal.status, refusal.code) == (429, "budget_exceeded")
+    assert refusal.retry_after_s is not None and 0.0 < refusal.retry_after_s <= 6.0
+    clock.now_s += refusal.retry_after_s
+    assert policy.admit(view(prompt_tokens=100)) is None
+
+
+def test_prompts_are_refused_or_redacted_wherever_the_text_is() -> None:
+    key = "sk-abcdefgh1"
+    redacting = made({"patterns": [{"pattern": KEY, "action": "redact", "where": "prompt"}]})
+    refusing = made({"patterns": [{"pattern": KEY, "name": "a key"}]})
+    places: list[dict[str, Any]] = [
+        chat(f"use {key}"),
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": key}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": f'"{key}"'}}]}]},
+        {"messages": [], "tools": [{"function": {"name": "f", "description": key}}]},
+        {"prompt": f"x {key}"},
+        {"prompt": ["x", key]},
+    ]
+    for fields in places:
+        before = json.dumps(fields)
+        verdict = redacting.admit(view(fields=fields))
+        assert isinstance(verdict, Rewrite)
+        assert key not in json.dumps(verdict.fields) and "[redacted]" in json.dumps(verdict.fields)
+        assert json.dumps(fields) == before, "what was handed over is not changed"
+        refusal = refusing.admit(view(fields=fields))
+        assert isinstance(refusal, Refusal) and refusal.code == "content_not_allowed"
+        assert key not in refusal.message and "a key" in refusal.message
+    assert redacting.admit(view(fields=chat("nothing here"))) is None
+
+
+def test_what_cannot_be_judged() -> None:
+    ids = {"prompt": [1, 2, 3]}
+    slow = chat("a" * 4000)
+    for pattern, fields, why in ((KEY, ids, "unreadable_prompt"), (SLOW, slow, "scan_timeout")):
+        rule = {"patterns": [{"pattern": pattern}]}
+        assert code(made(rule, fail_closed=True).admit(view(fields=fields))) == why
+        open_ = made(rule)
+        assert open_.admit(view(fields=fields)) is None and open_.counters() == {"flagged": 1}
+
+
+def scan(pieces: list[str], pattern: str = KEY, refuses: bool = False) -> tuple[list[str], StreamScanner]:
+    scanner = StreamScanner([compiled("p", "key", pattern, refuses, "[x]")])
+    return [*(scanner.feed(piece) for piece in pieces), scanner.end()], scanner
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stream_cut_anywhere_is_as_the_whole(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choice(["sk-", "abcdefgh", "12345678", " ", "s", "é", "sk-abcdefgh99 "]) for _ in range(60))
+    (whole, *_), _ = scan([text])
+    pieces = []
+    while text:
+        size = rng.randrange(1, 9)
+        pieces.append(text[:size])
+        text = text[size:]
+    expected, _ = scan(["".join(pieces)])
+    assert "".join(scan(pieces)[0]) == "".join(expected)
+    assert whole in "".join(expected)
+
+
+def test_no_more_is_held_back_than_may_match() -> None:
+    out, _ = scan(["hello s", "o far, sk-abc", " and sk-abcdefgh", "ijk.", " done"])
+    assert out == ["hello ", "so far, ", "sk-abc and ", "[x].", " done", ""]
+
+
+def test_an_answer_ends_where_a_refused_pattern_begins() -> None:
+    out, scanner = scan(["fine sk-abcdef", "gh1 secret", " more"], refuses=True)
+    assert "".join(out) == "fine [withheld]" and scanner.is_ended
+    out, scanner = scan(["sk-" + "a" * 5000, "b"])
+    assert "".join(out) == "[withheld]", "a match without an end isn't held for ever"
+
+
+def test_a_search_without_an_end_withholds_the_answer() -> None:
+    out, scanner = scan(["a" * 3000], SLOW)
+    assert scanner.is_ended and "".join(out) == "[withheld]" and SCAN_LIMIT_S < 0.25
+
+
+def test_through_the_gateway_with_an_audit_log(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    rule = {"patterns": [{"pattern": KEY, "action": "redact"}, {"pattern": "forbidden"}], "requests_per_minute": 50}
+    options = {"rules": [rule], "audit_file": str(audit)}
+    bench = Bench(policies=[{"name": "safety", "fail_closed": True, "options": options}])
+    chunks = [
+        f'data: {{"choices":[{{"index":0,"delta":{{"content":"{t}"}}}}]}}\n\n' for t in ("is sk-abc", "defgh9", "!")
+    ]
+    bench.handle.items = [RequestAccepted("r1", 40, 0).to_wire(), *chunks, DONE]
+    answer = bench.ask(
+        "POST", "/v1/chat/completions", json=chat("my sk-abcdefgh1", stream=True), headers={"x-session-id": "s"}
+    )
+    assert answer.status_code == 200
+    request, _ = bench.handle.requests[0]
+    assert request.messages[0]["content"] == "my [redacted]"
+    said = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: {")]
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in said if event.get("choices"))
+    assert text == "is [redacted]!"
+    refused = bench.ask("POST", "/v1/chat/completions", json=chat("forbidden words"))
+    assert refused.status_code == 403 and refused.json()["error"]["code"] == "content_not_allowed"
+    assert len(bench.handle.requests) == 1 and bench.gateway._admission.in_flight == 0
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["action"], line["rule"]) for line in lines] == [
+        ("redacted", "prompt"),
+        ("redacted", "output: pattern 0"),
+        ("refused", "content_not_allowed"),
+    ]
+    assert "abcdefgh" not in audit.read_text() and "forbidden" not in audit.read_text()
+
+
+def test_a_record_that_cannot_be_written_fails_closed(tmp_path: Path) -> None:
+    options = {"rules": [{"models": ["other"]}], "audit_file": str(tmp_path / "missing" / "audit.jsonl")}
+    bench = Bench(policies=[{"name": "safety", "fail_closed": True, "options": options}])
+    answer = bench.chat()
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "policy_unavailable"
+
+
+def test_the_audit_file_is_bounded(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    policy = made({"models": ["other"]}, audit_file=str(audit), audit_bytes=2048)
+    for _ in range(100):
+        policy.admit(view(model="m"))
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) <= 2 and max(sizes) < 2048 + 512
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"default": "maybe"}, "policies.safety.options.default: 'maybe'"),
+        ({"rules": [{"agents": ["x"]}]}, "policies.safety.options.rules[0].agents: unknown key"),
+        ({"rules": [{"patterns": [{"pattern": "("}]}]}, "rules[0].patterns[0].pattern: '('"),
+        ({"rules": [{"patterns": [{"pattern": "a*"}]}]}, "can't match an empty text"),
+        ({"rules": [{}] * 257}, "257 are not allowed"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        SafetyPolicy(settings(SafetyPolicy, **options), ManualClock())
+    assert text in str(error.value)
