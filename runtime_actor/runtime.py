@@ -17,7 +17,7 @@ from runtime_actor.learned import Changes, LearnedState
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, PrefetchAction, ReplicaReport
 from runtime_actor.pace import Pace
 from runtime_actor.policies import catalogue
-from runtime_actor.policies.base import ACTOR, CacheOwner
+from runtime_actor.policies.base import ACTOR, ENGINE, CacheOwner
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.policies.kv_cache import KvCachePolicy
 from runtime_actor.settings import (
@@ -275,6 +275,8 @@ class AgentRuntime:
             raise ConfigurationError(f"policies.{name}.name: {settings.name!r} is not allowed; allowed: {name}")
         if getattr(settings, "path", None) != getattr(current, "path", None):
             raise ConfigurationError(f"policies.{name}.path: can't be changed while it runs; allowed: a new deployment")
+        if catalogue.class_of(settings).seat == ENGINE:
+            raise ConfigurationError(f"policies.{name}: runs inside the engines; allowed: to change it by a deployment")
         policy = catalogue.make(settings, self.shared if self.host.get(name) else catalogue.NoClock())
         self.host.replace(name, policy)
         policies = tuple(settings if p.name == name else p for p in self.settings.policies)

@@ -175,6 +175,12 @@ def replace_checked(settings: T, changes: Any, path: str) -> T:
 
 
 def _value(path: str, value: Any, hint: Any, metadata: Any) -> Any:
+    lists = [part for part in typing.get_args(hint) if typing.get_origin(part) is tuple]
+    if lists and typing.get_origin(hint) is not tuple:
+        # A list or null.
+        if value is None:
+            return None
+        hint = lists[0]
     if dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(type, hint), value, path)
     if typing.get_origin(hint) is tuple:

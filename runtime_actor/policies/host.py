@@ -198,6 +198,7 @@ class PolicyHost:
         return row | {
             "decisions": sum(n for w, n in hosted.decisions.items() if workloads is None or w in workloads),
             "failures": hosted.failures,
+            "slow": hosted.slow,
             "switched_off": hosted.switched_off,
         }
 

@@ -45,7 +45,7 @@ def test_a_burst_finds_its_anchors_cached(tmp_path: Path, policy: str) -> None:
         assert len(order) == REQUESTS
         share[name] = sum(engine.cached_tokens.values()) / (REQUESTS * ANCHOR_TOKENS)
     assert share["stock"] == share["lru"]
-    assert share["shaped"] > share["stock"] + 0.4, share
+    assert share["shaped"] > share["stock"] + 0.35, share
 
 
 def passed_over(order: list[str]) -> int:

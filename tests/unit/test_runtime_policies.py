@@ -112,6 +112,33 @@ def test_bad_changes_are_named(name: str, changes: dict, text: str) -> None:
     assert text in str(error.value)
 
 
+def test_policies_of_other_seats_are_switched_here_and_told_to_gateways() -> None:
+    kit = Kit(policies=[{"name": "kv_cache"}, {"name": "fairness"}, {"name": "batch_shaping"}])
+    assert [row["name"] for row in kit.runtime.state()["policies"]] == ["kv_cache"]
+    told = kit.exchange(caller="g", kind="gateway").policies
+    assert [(entry["name"], entry["enabled"]) for entry in told] == [("fairness", True), ("batch_shaping", True)]
+    kit.runtime.set_policy("fairness", {"enabled": False, "options": {"decode_cost": 3.0}})
+    (told, _) = kit.exchange(caller="g", kind="gateway").policies
+    assert (told["enabled"], told["options"]) == (False, {"decode_cost": 3.0})
+    for name, changes, text in (
+        ("fairness", {"options": {"decode_cost": -1}}, "policies.fairness.options.decode_cost: -1"),
+        ("fairness", {"path": "a:B"}, "policies.fairness.path"),
+        ("batch_shaping", {"enabled": False}, "inside the engines"),
+    ):
+        with pytest.raises(ConfigurationError) as error:
+            kit.runtime.set_policy(name, changes)
+        assert text in str(error.value)
+    restored = type(kit.runtime).restore(kit.runtime.dump(), RuntimeSettings(), 0, kit.clock, 2)
+    assert restored.settings == kit.runtime.settings, "what was switched outlives a restart"
+
+
+def test_a_policy_that_cannot_be_made_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        kit = Kit(policies=[{"name": "kv_cache"}, {"name": "gone", "path": "no_such_module:Policy"}])
+    assert kit.exchange().policy["mode"] == "reach"
+    assert ["gone" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_configure_takes_only_newer_versions_and_keeps_what_was_learned() -> None:
     kit = Kit()
     kit.teach("abc")
