@@ -6,6 +6,7 @@ match, so that no more than that is held back of a stream.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import regex
 from runtime_actor.errors import ConfigurationError
 
 SCAN_LIMIT_S = 0.05
-"""Of one search. A pattern and a text that take longer are a fault of the pattern, or an attack."""
+"""Of all searches in one prompt, or in one piece of an answer. Longer is a fault of a pattern, or an attack."""
 MAX_HELD_CHARS = 4096
 CONTEXT_CHARS = 64
 """Of what went out already, for patterns that look behind or at a word's edge."""
@@ -51,20 +52,33 @@ def compiled(path: str, name: str, pattern: str, refuses: bool, replacement: str
     return Pattern(name, made, refuses, replacement)
 
 
-def search(pattern: Pattern, text: str, start: int = 0, partial: bool = False) -> Any:
-    """The first match from `start` on. Raises ScanTimeout."""
-    try:
-        return pattern.compiled.search(text, start, partial=partial, timeout=SCAN_LIMIT_S, concurrent=True)
-    except TimeoutError:
-        raise ScanTimeout(pattern.name) from None
+class Scan:
+    """Searches that may take SCAN_LIMIT_S together."""
 
+    def __init__(self) -> None:
+        self._ends_s = time.monotonic() + SCAN_LIMIT_S
 
-def redacted(pattern: Pattern, text: str) -> tuple[str, int]:
-    """The text with each match replaced, and how many there were. Raises ScanTimeout."""
-    try:
-        return pattern.compiled.subn(lambda _: pattern.replacement, text, timeout=SCAN_LIMIT_S, concurrent=True)
-    except TimeoutError:
-        raise ScanTimeout(pattern.name) from None
+    def search(self, pattern: Pattern, text: str, start: int = 0, partial: bool = False) -> Any:
+        """The first match from `start` on. Raises ScanTimeout."""
+        try:
+            left_s = self._left_s(pattern)
+            return pattern.compiled.search(text, start, partial=partial, timeout=left_s, concurrent=True)
+        except TimeoutError:
+            raise ScanTimeout(pattern.name) from None
+
+    def redacted(self, pattern: Pattern, text: str) -> tuple[str, int]:
+        """The text with each match replaced, and how many there were. Raises ScanTimeout."""
+        try:
+            left_s = self._left_s(pattern)
+            return pattern.compiled.subn(lambda _: pattern.replacement, text, timeout=left_s, concurrent=True)
+        except TimeoutError:
+            raise ScanTimeout(pattern.name) from None
+
+    def _left_s(self, pattern: Pattern) -> float:
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0.0:
+            raise ScanTimeout(pattern.name)
+        return left_s
 
 
 class StreamScanner:
@@ -89,9 +103,10 @@ class StreamScanner:
             return ""
         self._held += text
         out = ""
+        scan = Scan()
         while self._held:
             try:
-                found = self._first(is_last)
+                found = self._first(scan, is_last)
             except ScanTimeout as timeout:
                 return out + self._withhold(str(timeout))
             if found is None:
@@ -106,15 +121,18 @@ class StreamScanner:
             out += pattern.replacement
             self._context = ""
             self._held = self._held[end - start :]
+            if start == end:
+                # A match of nothing, at a word's edge say: the text behind it goes on.
+                out += self._release(1)
         return out
 
-    def _first(self, is_last: bool) -> tuple[Pattern, int, int, bool] | None:
+    def _first(self, scan: Scan, is_last: bool) -> tuple[Pattern, int, int, bool] | None:
         """The match that begins first as (pattern, start, end, whether it may still grow) in what is held."""
         best: tuple[Pattern, int, int, bool] | None = None
         whole = self._context + self._held
         offset = len(self._context)
         for pattern in self._patterns:
-            match = search(pattern, whole, offset, partial=not is_last)
+            match = scan.search(pattern, whole, offset, partial=not is_last)
             if match is None:
                 continue
             start, end = match.start() - offset, match.end() - offset

@@ -26,7 +26,7 @@ from runtime_actor.policies.base import (
     Rewrite,
     Verdict,
 )
-from runtime_actor.policies.patterns import ScanTimeout, StreamScanner, redacted, search
+from runtime_actor.policies.patterns import Scan, ScanTimeout, StreamScanner
 from runtime_actor.policies.prompt_texts import mapped_texts, texts, unreadable
 from runtime_actor.policies.safety_rules import (
     Budgets,
@@ -173,15 +173,16 @@ class SafetyPolicy(Policy):
             return None
         if unreadable(request.fields):
             return self._unjudged(request, "unreadable_prompt")
+        scan = Scan()
         try:
             for pattern in compiled.prompt:
-                if pattern.refuses and any(search(pattern, text) for text in texts(request.fields)):
+                if pattern.refuses and any(scan.search(pattern, text) for text in texts(request.fields)):
                     return self._refuse(request, "content_not_allowed", f"`{pattern.name}` matches the prompt", 403)
-            return self._redacted(request, compiled)
+            return self._redacted(request, compiled, scan)
         except ScanTimeout:
             return self._unjudged(request, "scan_timeout")
 
-    def _redacted(self, request: RequestView, compiled: Compiled) -> Rewrite | None:
+    def _redacted(self, request: RequestView, compiled: Compiled, scan: Scan) -> Rewrite | None:
         """Raises ScanTimeout."""
         replaced = 0
 
@@ -189,7 +190,7 @@ class SafetyPolicy(Policy):
             nonlocal replaced
             for pattern in compiled.prompt:
                 if not pattern.refuses:
-                    text, count = redacted(pattern, text)
+                    text, count = scan.redacted(pattern, text)
                     replaced += count
             return text
 
