@@ -12,10 +12,12 @@ runs the tool and the others get its result. What a tool raises is never kept.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,6 +33,7 @@ R = TypeVar("R")
 WAIT_S = 20.0
 """How long one question waits for a run under way; then it is asked again."""
 EXTRA_S = 10.0
+MAX_PAUSE_S = 1.0
 MAX_WAITS = 180
 """An hour of waiting for one run: then the caller runs the tool itself."""
 
@@ -110,9 +113,11 @@ class Memo:
 
     def _look(self, tool: str, arguments: dict[str, Any], version: str | None) -> Found:
         for _ in range(MAX_WAITS):
-            found = _found(self._post("lookup", _question(tool, arguments, version, self._wait_s)))
+            answer = self._post("lookup", _question(tool, arguments, version, self._wait_s))
+            found = _found(answer)
             if found is not None:
                 return found
+            time.sleep(_pause_s(answer))
         return Found(False)
 
     def _finish(self, ticket: str | None, kept: _Kept | None) -> None:
@@ -150,9 +155,11 @@ class Memo:
 
     async def _alook(self, tool: str, arguments: dict[str, Any], version: str | None) -> Found:
         for _ in range(MAX_WAITS):
-            found = _found(await self._apost("lookup", _question(tool, arguments, version, self._wait_s)))
+            answer = await self._apost("lookup", _question(tool, arguments, version, self._wait_s))
+            found = _found(answer)
             if found is not None:
                 return found
+            await asyncio.sleep(_pause_s(answer))
         return Found(False)
 
     async def _afinish(self, ticket: str | None, kept: _Kept | None) -> None:
@@ -232,6 +239,12 @@ def _answer(response: httpx.Response) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise ValueError("not an object")
     return answer
+
+
+def _pause_s(answer: dict[str, Any]) -> float:
+    """Before the next question: 0 after one that waited already."""
+    asked = answer.get("retry_after_s")
+    return min(max(float(asked), 0.0), MAX_PAUSE_S) if isinstance(asked, (int, float)) else MAX_PAUSE_S
 
 
 def _found(answer: dict[str, Any]) -> Found | None:

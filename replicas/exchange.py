@@ -240,6 +240,7 @@ def _replica_report(
         cached_tokens=stats.cached_tokens,
         evicted_blocks=state.evicted_blocks,
         dropped_events=dropped_events,
+        policies=state.policies,
     )
 
 

@@ -47,6 +47,7 @@ class ReplicaStats:
     cached_tokens: int = 0
     completion_tokens: int = 0
     evicted_blocks: int = 0
+    passed_over: int = 0
     dropped_events: int = 0
     exchanges: int = 0
     exchange_failures: int = 0
@@ -74,6 +75,7 @@ _COUNTERS = {
     "cached_tokens": "Prompt tokens that were found in the KV cache",
     "completion_tokens": "Tokens generated for clients",
     "evicted_blocks": "KV cache blocks that lost their content",
+    "passed_over": "Times a waiting request was passed over by one with a cached anchor",
     "dropped_events": "Events dropped because the actor was away too long",
     "exchanges": "Exchanges with the runtime actor",
     "exchange_failures": "Exchanges that the runtime actor did not answer",

@@ -54,9 +54,11 @@ class AgentSchedulerMixin:
         pool = self.kv_cache_manager.block_pool
         settings = EngineSettings.from_config(config)
         self.keeper = CacheKeeper(pool, settings, shape)
-        self.shaped = shaped_queue(settings.policies, self.policy, self.keeper, pool)
-        if self.shaped is not None:
-            self.waiting = self.shaped
+        self.shaped = shaped = shaped_queue(settings.policies, self.policy, self.keeper, pool)
+        if shaped is not None:
+            self.waiting = shaped
+            self.keeper.policy_rows = shaped.policy_rows
+            self.keeper.passed_over = lambda: shaped.passed_over
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests

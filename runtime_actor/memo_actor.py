@@ -22,6 +22,8 @@ NAMESPACE = "serve"
 MAX_WAITING = 512
 """Callers that wait for another's run; beyond it they are told to ask again."""
 MAX_WAIT_S = 30.0
+CROWDED_RETRY_S = 0.25
+"""When a caller who was not allowed to wait should ask again."""
 
 
 @dataclass(slots=True)
@@ -57,8 +59,10 @@ class MemoActor:
             if isinstance(found, Run):
                 return {"outcome": "run", "ticket": found.ticket, "lease_s": allowed.lease_s}
             left_s = min(ends_s - time.monotonic(), found.left_s)
-            if left_s <= 0.0 or self._waiting >= MAX_WAITING:
-                return {"outcome": "wait"}
+            if self._waiting >= MAX_WAITING:
+                return {"outcome": "wait", "retry_after_s": CROWDED_RETRY_S}
+            if left_s <= 0.0:
+                return {"outcome": "wait", "retry_after_s": 0.0 if wait_s > 0.0 else CROWDED_RETRY_S}
             value = await self._landed(key, left_s)
             if value is not None:
                 self._store.counts["joined"] += 1

@@ -253,7 +253,7 @@ class ReplicaReport(Message):
     `resident` maps workload -> agent -> blocks in the prefix cache. `anchors` maps workload -> agent ->
     [digest, tokens] for the anchors whose token ids this replica can warm by itself. `sessions` lists
     [workload, session, previous agent or "", current agent, t_s]: sent when the actor's epoch changed.
-    Counters are totals since the replica's start.
+    Counters are totals since the replica's start. `policies` has a row for each that runs in the engine.
     """
 
     kind: ClassVar[str] = "replica_report"
@@ -273,6 +273,7 @@ class ReplicaReport(Message):
     cached_tokens: int
     evicted_blocks: int
     dropped_events: int
+    policies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

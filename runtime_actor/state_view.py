@@ -89,6 +89,7 @@ def _replica(state: ReplicaState, workloads: list[Workload], tenant: str | None,
             "waiting": report.waiting,
             "evicted_blocks": report.evicted_blocks,
             "dropped_events": report.dropped_events,
+            "policies": report.policies,
         }
     return view
 

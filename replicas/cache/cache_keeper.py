@@ -100,6 +100,9 @@ class CacheKeeper:
         self.warm = WarmLedger()
         self.directory = OwnerDirectory(settings.values, shape.hash_block_tokens, clock)
         self.owners = PoolOwners(pool, self.directory, self.warm)
+        self.policy_rows: Callable[[], list[dict[str, Any]]] = list
+        """The rows of the policies that order the waiting queue, and how often somebody was passed over there."""
+        self.passed_over: Callable[[], int] = int
         self._requests = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -227,6 +230,8 @@ class CacheKeeper:
             sessions=self.directory.sessions() if down.with_sessions else [],
             rejected=rejected,
             faults=int(owners.failed),
+            policies=self.policy_rows(),
+            passed_over=self.passed_over(),
         )
 
     def _resident(self, now_s: float) -> tuple[Residency, Residency]:

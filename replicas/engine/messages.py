@@ -84,7 +84,8 @@ class EngineReport:
     resident: workload -> agent -> cached blocks; resident_anchors: of the shared part alone. evicted:
     cached blocks lost, by what they were (owner_values.KINDS). sessions: [workload, session, previous or
     "", current, t_s], if asked for. rejected: what of the last EngineTables was refused, and why.
-    faults: times the value order gave up and fell back to stock order.
+    faults: times the value order gave up and fell back to stock order. policies: those that run here, as in
+    GET /runtime/state; passed_over: times a request was, because of them.
     """
 
     t_s: float
@@ -108,6 +109,8 @@ class EngineReport:
     sessions: list[list[Any]]
     rejected: list[str]
     faults: int
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    passed_over: int = 0
 
     @property
     def evicted_blocks(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from replicas.anchors import Anchor
 from replicas.cache.warm_ledger import WarmupOutcome
@@ -32,7 +32,8 @@ class HandDown:
 class EngineState:
     """What the engine holds at `t_s` (wall clock). `sessions` as in ReplicaReport; `anchors` are new
     since the last answer, and so are `warmups`. `evicted_blocks` is a total since the engine's start.
-    `rejected` says what of the hand-down was refused, and why."""
+    `rejected` says what of the hand-down was refused, and why; `policies` and `passed_over` are as in
+    EngineReport."""
 
     t_s: float
     policy: str
@@ -47,6 +48,8 @@ class EngineState:
     warmups: tuple[WarmupOutcome, ...] = ()
     evicted_blocks: int = 0
     rejected: tuple[str, ...] = ()
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    passed_over: int = 0
 
 
 class EnginePort(Protocol):

@@ -60,6 +60,8 @@ class VllmPort:
             warmups=tuple(report.warmups),
             evicted_blocks=report.evicted_blocks,
             rejected=tuple(report.rejected),
+            policies=report.policies,
+            passed_over=report.passed_over,
         )
 
     async def probe(self, anchor: Anchor) -> CacheProbe:

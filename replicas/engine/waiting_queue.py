@@ -11,6 +11,7 @@ import bisect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
@@ -55,6 +56,10 @@ class ShapedQueue(RequestQueue):
         self._groups: dict[str, tuple[str, bytes | None]] = {}
         self._last_group = ""
         self._head: int | None = None
+
+    def policy_rows(self) -> list[dict[str, Any]]:
+        """As in GET /runtime/state, for the operator."""
+        return self._host.as_state(None)
 
     # --- vLLM's interface ---------------------------------------------------------------------------
 

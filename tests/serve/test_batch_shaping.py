@@ -11,6 +11,7 @@ import pytest
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, PriorityRequestQueue, create_request_queue
 from vllm.v1.request import RequestStatus
 
+from replicas.engine.messages import EngineReport, EngineTables, decode, encode
 from replicas.engine.waiting_queue import QueueBounds, ShapedQueue
 from runtime_actor.policies.base import Policy, QueuedPrefill, RequestView
 from runtime_actor.policies.catalogue import NoClock
@@ -52,6 +53,16 @@ def passed_over(order: list[str]) -> int:
     """How often the request that was passed over most often was."""
     numbers = [int(name[1:]) for name in order]
     return max(sum(later > number for later in numbers[:place]) for place, number in enumerate(numbers))
+
+
+def test_its_counters_are_in_the_engines_report(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, shaped(), num_blocks=40, max_num_seqs=2)
+    burst(engine)
+    report = engine.scheduler.keeper.exchange(EngineTables(), 0, 0)
+    (row,) = report.policies
+    assert (row["name"], row["seat"], row["enabled"], row["failures"]) == ("batch_shaping", "engine", True, 0)
+    assert row["counters"]["ordered"] > 0 and report.passed_over > 0
+    assert decode(encode(report), EngineReport) == report
 
 
 @pytest.mark.parametrize("bound", [1, 3, 6, 20])

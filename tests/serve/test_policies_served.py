@@ -1,0 +1,112 @@
+"""All policies on at once in a running server: simulated engines, everything else as deployed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from agent_client.memo import Memo
+from tests.gateway_kit import assert_error, chat, wait_for
+from tests.server_kit import KEYS, MODEL, ROOT, START_TIMEOUT_S, Server, free_port, read_output, server_config
+
+POLICIES: list[dict[str, Any]] = [
+    {"name": "kv_cache"},
+    {
+        "name": "safety",
+        "fail_closed": True,
+        "options": {"rules": [{"models": [MODEL], "patterns": [{"pattern": "forbidden [a-z]+"}]}]},
+    },
+    {"name": "fairness"},
+    {"name": "deadline"},
+    {"name": "memo", "options": {"tools": [{"tool": "search", "invalidated_by": ["write"]}]}},
+    {"name": "batch_shaping"},
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("policies")
+    content = server_config(folder, "unused")
+    arguments = content["applications"][0]["args"]
+    arguments |= {"engine": "simulated", "policies": POLICIES, "simulated": {"num_blocks": 200}}
+    config = folder / "serve_config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cluster.local", "--config", str(config), "--port", str(port)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    reader, ready, lines = read_output(process.stdout)
+    try:
+        if not ready.wait(START_TIMEOUT_S) or process.poll() is not None:
+            pytest.fail("the server did not start:\n" + "".join(lines[-40:]))
+        yield Server(f"http://127.0.0.1:{port}", MODEL, process.pid)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(180)
+        reader.join(10)
+        process.stdout.close()
+
+
+def rows(server: Server) -> dict[str, dict[str, Any]]:
+    with server.client("ops") as operator:
+        state = operator.get("/runtime/state").json()
+    return {row["name"]: row for row in state["policies"]}
+
+
+def test_requests_pass_and_each_policy_sees_them(served: Server) -> None:
+    with served.client() as client:
+        for number in range(4):
+            headers = {"x-session-id": f"s{number}", "x-slo-ttft-ms": "60000"}
+            answer = chat(client, f"Hello {number}", "You plan things.", headers)
+            assert answer.status_code == 200, answer.text
+            assert "x-slo-ttft-ms=accepted" in answer.headers["x-agent-runtime-hints"]
+        assert_error(chat(client, "something forbidden here"), 403, "content_not_allowed")
+    found = rows(served)
+    assert set(found) == {"kv_cache", "safety", "fairness", "deadline", "memo"}
+    assert all(row["enabled"] and not row["failures"] for row in found.values()), found
+    assert found["fairness"]["counters"]["sent"] == 4 and found["fairness"]["counters"]["in_account"] == 0
+    assert found["safety"]["counters"] == {"refused": 1}
+
+
+def test_a_tool_is_run_once_through_the_actor_of_its_own(served: Server) -> None:
+    runs: list[str] = []
+    memos = [Memo(served.url, KEYS["one"]) for _ in range(2)]
+    for memo in memos:
+        assert memo.call("search", {"query": "a"}, lambda: runs.append("a") or ["found"]) == ["found"]
+    assert runs == ["a"]
+    with served.client() as client:
+        event = {"type": "tool_returned", "session_id": "s0", "tool": "write"}
+        assert client.post("/runtime/events", json=event).status_code == 202
+    assert memos[0].call("search", {"query": "a"}, lambda: ["anew"]) == ["anew"]
+    stranger = Memo(served.url, KEYS["two"])
+    assert stranger.call("search", {"query": "a"}, lambda: ["theirs"]) == ["theirs"]
+    with served.client("ops") as operator:
+        kept = operator.get("/runtime/state").json()["gateway"]["memo"]
+    assert (kept["hits"], kept["stored"], kept["invalidated"]) == (1, 3, 1)
+    for memo in (*memos, stranger):
+        memo.close()
+
+
+def test_one_switch_reaches_the_gateway(served: Server) -> None:
+    with served.client("ops") as operator:
+        answer = operator.post("/runtime/policy", json={"name": "fairness", "enabled": False})
+        assert answer.status_code == 200, answer.text
+        wait_for(lambda: not rows(served)["fairness"]["enabled"], 30.0, "the gateway hears of it")
+        assert chat(operator, "still served").status_code == 200
+        inside: httpx.Response = operator.post("/runtime/policy", json={"name": "batch_shaping", "enabled": False})
+        assert_error(inside, 400, "invalid_value")
