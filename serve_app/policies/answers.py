@@ -43,7 +43,8 @@ class AnswerFilter:
         """Events as they may go out; where a policy fails closed an error event ends them."""
         try:
             async for event in events:
-                yield "".join(self._event(line) for line in event.splitlines(keepends=True))
+                # Not `splitlines`: a model's text may hold other separators than a stream's own.
+                yield "\n".join(self._event(line) for line in event.split("\n"))
         except PolicyFailed as error:
             yield failed_closed(error).event()
             yield "data: [DONE]\n\n"
@@ -54,7 +55,7 @@ class AnswerFilter:
         body = json.loads(line[6:])
         for choice in _choices(body):
             self._choice(choice, choice.get("delta"), ends=choice.get("finish_reason") is not None)
-        return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n"
+        return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}"
 
     def _choice(self, choice: dict[str, Any], part: Any, ends: bool) -> None:
         index = int(choice.get("index") or 0)

@@ -90,6 +90,20 @@ def test_a_stream_cut_anywhere(cut: int, together: int) -> None:
     assert out.endswith("data: [DONE]\n\n")
 
 
+def test_other_separators_of_lines_are_text() -> None:
+    text = f"a\u2028{SECRET}\x85\x0c b"
+    body = json.dumps(delta(text, finish="stop"), ensure_ascii=False)
+
+    async def events() -> AsyncIterator[str]:
+        yield f"data: {body}\n\ndata: [DONE]\n\n"
+
+    async def main() -> str:
+        return "".join([event async for event in answer_filter().stream(events())])
+
+    out = asyncio.run(main())
+    assert said(out) == "a\u2028[x]\x85\x0c b" and out.endswith("\n\ndata: [DONE]\n\n")
+
+
 def test_choices_and_fields_have_filters_of_their_own() -> None:
     bodies = [
         delta("hun", 0),
