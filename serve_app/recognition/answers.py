@@ -19,10 +19,16 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    """A chat completion's chunk, or an event of Responses."""
+
     choices: list[_Choice] = []
+    type: str = ""
+    delta: str | None = None
 
 
 _decoder: msgspec.json.Decoder[_Chunk] = msgspec.json.Decoder(_Chunk)
+
+_TEXT_EVENT = "response.output_text.delta"
 
 
 class AnswerText:
@@ -41,11 +47,18 @@ class AnswerText:
             self._chars += len(self._parts[-1])
 
     def add_response(self, content: Any) -> None:
-        """A chat completion as a plain object; anything else adds nothing."""
-        choices = content.get("choices") if isinstance(content, dict) else None
+        """An answer of any route as a plain object; anything else adds nothing."""
+        if not isinstance(content, dict):
+            return
+        choices = content.get("choices")
         message = choices[0].get("message") if isinstance(choices, list) and choices else None
         if isinstance(message, dict):
             self.add(message.get("content"))
+        # Messages have their parts at the top, Responses in the items of their output.
+        for holder in (content, *(content.get("output") or ())):
+            parts = holder.get("content") if holder.get("type") == "message" else None
+            for part in parts if isinstance(parts, list) else ():
+                self.add(part.get("text"))
 
     async def heard(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
         """The same events, with their text remembered on the way."""
@@ -60,6 +73,8 @@ class AnswerText:
             chunk = _decoder.decode(payload)
         except msgspec.MsgspecError:
             return
+        if chunk.type == _TEXT_EVENT:
+            self.add(chunk.delta)
         for choice in chunk.choices:
             if choice.index == 0 and choice.delta is not None:
                 self.add(choice.delta.content)

@@ -47,9 +47,9 @@ def until_running(server: Server) -> None:
 
 
 def test_exceptions(sdk: openai.OpenAI, server: Server, filler: Filler) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger:
-        with pytest.raises(openai.AuthenticationError):
-            stranger.models.list()
+    stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
     for stream in (False, True):
         create = sdk.chat.completions.create
         with pytest.raises(openai.NotFoundError) as missing:
@@ -98,3 +98,90 @@ def test_a_cancelled_task_stops_the_engine(server: Server) -> None:
                 await asking
 
     asyncio.run(main())
+
+
+# --- Responses ------------------------------------------------------------------------------------------------------
+
+TOOL: Any = {
+    "type": "function",
+    "name": "add",
+    "description": "Adds two numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+def test_a_response(sdk: openai.OpenAI) -> None:
+    answer = sdk.responses.create(model=MODEL, instructions="You are terse.", input="Say hi", max_output_tokens=8)
+    assert answer.output_text and answer.id.startswith("resp_") and answer.usage is not None
+    assert answer.usage.output_tokens <= 8 and answer.usage.input_tokens_details.cached_tokens >= 0
+    history: Any = [
+        {"role": "user", "content": "Say hi"},
+        *(item.model_dump(exclude_none=True) for item in answer.output),
+        {"role": "user", "content": "Once more"},
+    ]
+    again = sdk.responses.create(model=MODEL, instructions="You are terse.", input=history, max_output_tokens=8)
+    assert again.output_text and again.status in ("completed", "incomplete")
+
+
+def test_a_response_that_calls_a_tool(sdk: openai.OpenAI) -> None:
+    """The model is too small to call one by itself: it is told to."""
+    answer = sdk.responses.create(
+        model=MODEL, input="Add 1 and 2.", tools=[TOOL], tool_choice="required", max_output_tokens=200, temperature=0
+    )
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    assert call.name == "add" and call.call_id
+    history: Any = [
+        {"role": "user", "content": "Add 1 and 2."},
+        call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "3"},
+    ]
+    assert sdk.responses.create(model=MODEL, input=history, tools=[TOOL], max_output_tokens=8).output
+
+
+def test_a_streamed_response(sdk: openai.OpenAI) -> None:
+    kinds = []
+    text = ""
+    for event in sdk.responses.create(model=MODEL, input="Say hi", max_output_tokens=8, stream=True):
+        kinds.append(event.type)
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    assert text
+
+
+def test_structured_responses(sdk: openai.OpenAI) -> None:
+    schema: Any = {"type": "json_schema", "name": "n", "schema": TOOL["parameters"], "strict": True}
+    answer = sdk.responses.create(
+        model=MODEL, input="1 and 2", text={"format": schema}, max_output_tokens=100, temperature=0
+    )
+    assert answer.output_text.lstrip().startswith("{")
+
+
+def test_exceptions_of_responses(sdk: openai.OpenAI, filler: Filler) -> None:
+    with pytest.raises(openai.BadRequestError) as stored:
+        sdk.responses.create(model=MODEL, input="hi", previous_response_id="resp_1")
+    assert stored.value.param == "previous_response_id"
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.retrieve("resp_1")
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as long:
+            sdk.responses.create(model=MODEL, input=filler(9000), stream=stream)
+        assert long.value.code == "context_length_exceeded" and long.value.param == "input"
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_nobody_waits_for_stops_the_engine(sdk: openai.OpenAI, stream: bool) -> None:
+    fields: Any = {"max_output_tokens": 2000, "extra_body": {"ignore_eos": True}, "timeout": 3, "stream": stream}
+    with pytest.raises(openai.APITimeoutError):
+        answer: Any = sdk.responses.create(model=MODEL, input="go on", **fields)
+        next(answer)
+        next(answer)
+        raise openai.APITimeoutError(request=answer.response.request)
+    if stream:
+        answer.close()

@@ -48,7 +48,7 @@ class FakeHandle:
         self.scripts: list[list[Any]] = []
         self.requests: list[tuple[Any, Any]] = []
         self.cancelled = 0
-        self.chat = self.completions = self.tokenize = SimpleNamespace(remote=self._remote)
+        self.chat = self.completions = self.responses = self.tokenize = SimpleNamespace(remote=self._remote)
 
     def _remote(self, request: Any, raw: Any) -> FakeHandle:
         self.requests.append((request, raw))
