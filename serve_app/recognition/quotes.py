@@ -11,13 +11,14 @@ remembered with the session they came from. A line says something as long as one
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
 
+import functools
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.recognition.canonical import text_of
+from serve_app.recognition.canonical import leading_count, text_of
 
 MAX_LINES = 65_536
 """Lines remembered for all tenants; the one not seen for longest is forgotten first."""
@@ -31,8 +32,9 @@ MAX_LINES_PER_TEXT = 256
 MAX_TEXT_CHARS = 16_384
 """Characters of one message that are looked at, half from either end."""
 
-MAX_PROMPT_CHARS = 32_768
-"""Characters of all messages that are looked at, so that a long prompt costs no more than a short one."""
+MAX_PROMPT_CHARS = 8192
+"""Characters of all messages that are looked at, so that a long prompt costs no more than a short one. The newest
+and the oldest message are looked at in any case."""
 
 LEAST_LINE_CHARS = 24
 LEAST_EVIDENCE_CHARS = 40
@@ -137,16 +139,41 @@ class QuoteIndex:
 
 def lines_of_messages(tenant: str, messages: Sequence[dict[str, Any]]) -> list[Line]:
     """Distinct lines worth comparing; the newest and the oldest messages come first."""
-    return _lines(sentences(tenant, messages))
+    return lines_of(sentences(tenant, messages))
 
 
 def lines_of_answer(tenant: str, text: str) -> list[Line]:
-    return _lines(_sentences(tenant, (text,)))
+    return lines_of(_sentences(tenant, (text,)))
 
 
 def sentences(tenant: str, messages: Sequence[dict[str, Any]]) -> dict[int, str]:
     """Key -> text of what `lines_of_messages` gives."""
     return _sentences(tenant, (text_of(message.get("content")) for message in _from_both_ends(messages)))
+
+
+class Reading:
+    """The sentences of one request's messages, each part read once and only if it is asked for."""
+
+    def __init__(self, tenant: str, messages: list[dict[str, Any]]) -> None:
+        self._tenant = tenant
+        leading = leading_count(messages)
+        self._system = messages[:leading]
+        self._conversation = messages[leading:]
+
+    @functools.cached_property
+    def system(self) -> dict[int, str]:
+        """Of the leading system messages."""
+        return sentences(self._tenant, self._system)
+
+    @functools.cached_property
+    def asked(self) -> dict[int, str]:
+        """Of the first message of a user, which may hold a role's fixed text."""
+        users = (message for message in self._conversation if message.get("role") == "user")
+        return sentences(self._tenant, list(itertools.islice(users, 1)))
+
+    @functools.cached_property
+    def conversation(self) -> dict[int, str]:
+        return sentences(self._tenant, self._conversation)
 
 
 def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
@@ -158,7 +185,7 @@ def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, An
         low, high = low + 1, high - 1
 
 
-def _lines(found: dict[int, str]) -> list[Line]:
+def lines_of(found: dict[int, str]) -> list[Line]:
     return [(key, len(text)) for key, text in found.items()]
 
 
@@ -166,16 +193,19 @@ def _sentences(tenant: str, texts: Iterable[str]) -> dict[int, str]:
     """Keys are the interpreter's own string hashes: they never leave the process."""
     found: dict[int, str] = {}
     left = MAX_PROMPT_CHARS
-    for text in texts:
+    for number, text in enumerate(texts):
         if len(text) > MAX_TEXT_CHARS:
             text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
         left -= len(text)
-        for line in text.replace(". ", "\n").replace(": ", "\n").split("\n"):
+        for mark in ".:":
+            # A character alone is found ten times faster than two.
+            text = text.replace(mark + " ", "\n") if mark in text else text
+        for line in text.split("\n"):
             if len(line) < LEAST_LINE_CHARS:
                 continue
             bare = line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
             if len(bare) >= LEAST_LINE_CHARS:
                 found[hash((tenant, bare))] = bare
-        if left <= 0 or len(found) >= MAX_LINES_PER_TEXT:
+        if (left <= 0 and number > 0) or len(found) >= MAX_LINES_PER_TEXT:
             break
     return dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))
