@@ -22,5 +22,7 @@ class ResponsesCall:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        instructions = self.fields.get("instructions")
-        return [{"role": "system", "content": instructions}] if instructions else []
+        """Instructions and what follows them with a role, as far as it is plain."""
+        instructions, items = self.fields.get("instructions"), self.fields.get("input")
+        leading = [{"role": "system", "content": instructions}] if instructions else []
+        return [*leading, *(item for item in items if isinstance(item, dict))] if isinstance(items, list) else leading

@@ -162,7 +162,8 @@ class IdentityResolver:
         """Remember what an accepted request was answered: other agents of its session may repeat it."""
         if resolved.accepted and text:
             identity = resolved.identity
-            self.quotes.note_answer(lines_of_answer(identity.tenant, text), identity.session)
+            lines = lines_of_answer(identity.tenant, text)
+            self.quotes.note_answer(lines, identity.session, resolved.agent.speaker)
 
     def refuse(self, resolved: Resolved) -> None:
         if resolved.claim is not None:
@@ -179,7 +180,7 @@ class IdentityResolver:
         messages = body.get("messages")
         if isinstance(messages, list):
             return self._chat_agent(tenant, messages, body.get("tools"), reading)
-        preamble, shown = _preamble(body.get("prompt"))
+        preamble, shown = preamble_of(body.get("prompt"))
         content = self._digests.of_text(preamble)
         return _Agent(self._id("a", tenant, b"text:" + content), "content", _label(shown))
 
@@ -306,7 +307,7 @@ def _is_final(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
     return any(_at(body, path) is True for path in FINAL_FIELDS)
 
 
-def _preamble(prompt: Any) -> tuple[str, str]:
+def preamble_of(prompt: Any) -> tuple[str, str]:
     """The leading part of a completion's prompt that stands for its agent, and what to show of it."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]

@@ -59,7 +59,8 @@ def usage(route: str, answer: httpx.Response) -> tuple[int, int, int]:
         return found["input_tokens"], found["input_tokens_details"]["cached_tokens"], found["output_tokens"]
     if route == MESSAGES:
         hit = found["cache_read_input_tokens"]
-        return found["input_tokens"] + hit, hit, found["output_tokens"]
+        written = found.get("cache_creation_input_tokens", 0)
+        return found["input_tokens"] + hit + written, hit, found["output_tokens"]
     return found["prompt_tokens"], found["prompt_tokens_details"]["cached_tokens"], found["completion_tokens"]
 
 

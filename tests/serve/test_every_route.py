@@ -230,17 +230,14 @@ NULLS = (
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_nulls_and_limits(client: httpx.Client, route: str) -> None:
-    assert ask(client, route, **dict.fromkeys(NULLS)).status_code == 200
+    nulls = turn(route, None, [{"role": "user", "content": "hi"}], **dict.fromkeys(NULLS))
+    assert client.post(route, json=nulls).status_code == 200
     body = turn(route, None, [{"role": "user", "content": "Count to a hundred: 1, 2, 3,"}], 5)
+    limit = next(name for name in ("max_output_tokens", "max_tokens") if name in body)
     assert usage(route, client.post(route, json=body))[2] <= 5
-    assert usage(route, client.post(route, json={**body, **turn(route, None, [], 1), **_prompt_of(body)}))[2] == 1
+    assert usage(route, client.post(route, json={**body, limit: 1}))[2] == 1
     for tokens in (0, -1):
-        limit = next(name for name in ("max_output_tokens", "max_tokens") if name in body)
         assert assert_error(client.post(route, json={**body, limit: tokens}), 400)["param"] == limit
-
-
-def _prompt_of(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: body[name] for name in ("messages", "input", "prompt") if name in body}
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
@@ -304,6 +301,7 @@ def test_usage_in_streams(client: httpx.Client, filler: Filler) -> None:
             assert start["cache_read_input_tokens"] >= 352
             prompt = usage(route, ask(client, route, text))[0]
             assert start["input_tokens"] + start["cache_read_input_tokens"] == prompt
+            assert start["output_tokens"] == 0
             assert streamed[-2]["usage"]["output_tokens"] > 0
         else:
             last = streamed[-1]["response"]["usage"]
