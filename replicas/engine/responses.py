@@ -51,12 +51,9 @@ async def _events(made: AsyncGenerator[Any, None], serving: Any) -> AsyncGenerat
                 if event.type not in ANNOUNCEMENTS:
                     yield held
                     held = []
-    except (GenerationError, ValidationError) as error:
-        # vLLM has no event for a failure: it fails once more when it makes one.
-        cause = error if isinstance(error, GenerationError) else error.__context__
-        if not isinstance(cause, GenerationError):
-            raise
-        yield serving.create_error_response(cause)
+    except (GenerationError, ValidationError):
+        # vLLM has no event for a failure: it fails once more, with a ValidationError, when it makes one.
+        yield serving.create_error_response(GenerationError())
 
 
 def _not_served() -> ErrorResponse:

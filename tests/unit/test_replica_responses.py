@@ -105,7 +105,7 @@ def test_the_engine_runs_in_the_requests_own_context() -> None:
     async def main() -> list[Any]:
         return [item async for item in tracked_response(open_stream, CALL, ledger, "r1")]
 
-    assert len(asyncio.run(main())) == 3
+    assert len(asyncio.run(main())) == 2
     assert serving.records == [record]
 
 
