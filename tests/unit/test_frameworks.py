@@ -107,6 +107,22 @@ def test_sessions_at_once_and_repeated_ones_never_mix(name: str, resolver: Ident
     assert max(len(found) for found in pieces.values()) <= IN_PIECES.get(name, 1)
 
 
+def test_a_manager_and_its_agent_are_one_session_where_no_other_hands_over_the_same_task(
+    resolver: IdentityResolver,
+) -> None:
+    """The recording, but each run's manager asks a question of its own, as managers of different tasks do."""
+    asked = "eleven metres of draught at the north quay"
+    sessions: dict[str, set[str]] = defaultdict(set)
+    for one in repeats("smolagents_manager", 2):
+        own = f"{asked} for {one.run}"
+        body = json.loads(json.dumps(one.body).replace(asked, own))
+        sessions[one.conversation].add(
+            who(resolver, replace(one, body=body, answer=one.answer.replace(asked, own))).session
+        )
+    assert all(len(found) == 1 for found in sessions.values())
+    assert len(set.union(*sessions.values())) == len(sessions)
+
+
 def forecasts(model: TransitionModel, turns: list[Identity]) -> list[str]:
     """The likeliest next agent after each turn but the last."""
     named = []
