@@ -54,6 +54,9 @@ async def _events(made: AsyncGenerator[Any, None], serving: Any) -> AsyncGenerat
     except (GenerationError, ValidationError):
         # vLLM has no event for a failure: it fails once more, with a ValidationError, when it makes one.
         yield serving.create_error_response(GenerationError())
+    except (ValueError, VLLMClientError) as error:
+        # The engine looks at a request only now that its stream has begun.
+        yield serving.create_error_response(error)
 
 
 def _not_served() -> ErrorResponse:

@@ -123,6 +123,11 @@ def test_a_failure_of_the_engine_is_an_error_item(outcome: Any) -> None:
     assert last.error.message == "Internal server error" and last.error.code == 500
 
 
+def test_what_the_engine_refuses_after_the_announcement_is_the_clients() -> None:
+    (refusal,) = items(Serving([*START, ValueError("The grammar does not compile.")]))
+    assert refusal.error.message == "The grammar does not compile."
+
+
 def test_other_faults_are_raised() -> None:
     with pytest.raises(RuntimeError, match="ours"):
         items(Serving([*START, RuntimeError("ours")]))
