@@ -70,6 +70,8 @@ def chat_body(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
     try:
         chat = _Converter.to_chat_completion_request(kind.model_validate(fields), merge_inline_system=False)
         chat_fields: dict[str, Any] = chat.model_dump(exclude={"messages"}, exclude_none=True, exclude_unset=True)
+        # The converter sets both; an error should name the one that the client sent.
+        chat_fields.pop("max_completion_tokens", None)
         return {**chat_fields, "messages": [preparation.plain(message) for message in chat.messages]}
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None

@@ -334,6 +334,13 @@ def test_a_response_too_long_names_its_field(bench: Bench) -> None:
     assert error["code"] == "context_length_exceeded" and error["param"] == "input"
 
 
+def test_too_long_an_answer_of_messages_names_its_field(bench: Bench) -> None:
+    message = "This model's maximum context length is 200 tokens. However, you requested 500 output tokens"
+    bench.handle.items = [SimpleNamespace(error=SimpleNamespace(message=message, type="t", param=None, code=400))]
+    error = bench.ask("POST", "/v1/messages", json=anthropic(max_tokens=500)).json()["error"]
+    assert error["param"] == "max_tokens" and error["message"].count("asks for 500") == 1
+
+
 def test_counting_tokens(bench: Bench) -> None:
     bench.handle.items = [SimpleNamespace(model_dump=lambda: {"count": 17, "max_model_len": 100, "tokens": []})]
     body = anthropic()
