@@ -119,7 +119,7 @@ class Scene:
         headers = {SLO_HEADER: str(ask.slo_s * 1000.0)} if ask.slo_s is not None else {}
         self.outcome.with_slo += ask.slo_s is not None
         try:
-            ticket = await self.desk.enter(identity, fields, ask.priority, headers, HintReport())
+            ticket = await self.desk.enter(identity, fields, fields, ask.priority, headers, HintReport())
         except ApiError:
             self.outcome.refused += 1
             return

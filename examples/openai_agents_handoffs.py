@@ -49,7 +49,8 @@ def main(question: str) -> None:
     # Identity in one line, a run: Runner.run_sync(..., run_config=RunConfig(model_settings=ModelSettings(
     #     extra_headers={"x-session-id": case_id})))
     set_default_openai_client(client, use_for_tracing=False)
-    set_default_openai_api("chat_completions")
+    # Either of the SDK's two: "responses" is its own default.
+    set_default_openai_api(os.environ.get("OPENAI_AGENTS_API", "responses"))
     set_tracing_disabled(True)
     first = Runner.run_sync(front_desk, question, max_turns=4)
     print(f"{first.last_agent.name}: {first.final_output!r}")

@@ -1,7 +1,8 @@
 """The replica: Ray's LLMServer with the runtime layer beside its engine.
 
-`chat` and `completions` yield `RequestAccepted(...).to_wire()` (a dict) before the items of the base
-class; a response without it is a refusal. Everything else is the base class's.
+`chat`, `completions` and `responses` yield `RequestAccepted(...).to_wire()` (a dict) before their items; a
+response without it is a refusal. `responses` is vLLM's own, which the base class doesn't offer. Everything else is
+the base class's.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from ray.serve.llm.deployment import LLMServer
 from ray.serve.llm.openai_api_models import CompletionRequest
 
 from replicas.engine.port import EnginePort
+from replicas.engine.responses import create_response
 from replicas.engine.tokenization import restore_tokenization
 from replicas.engine.vllm_port import VllmPort
 from replicas.exchange import ReplicaName
 from replicas.internal_port import bind_to_node_address
 from replicas.requests import RequestLedger
+from replicas.responses_call import ResponsesCall
 from replicas.settings import ReplicaSettings
 from replicas.sidecar import Sidecar
 from runtime_actor.client import RuntimeClient
@@ -95,6 +98,13 @@ class AgentLLMServer(LLMServer):
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         return self._beside.respond(request, partial(super().completions, request, raw_request_info))
+
+    async def responses(self, request: ResponsesCall, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        return self._beside.respond(request, partial(self._open_responses, request, raw_request_info))
+
+    async def _open_responses(self, request: ResponsesCall, raw_request_info: Any) -> AsyncGenerator[Any, None]:
+        raw_request = raw_request_info.to_starlette_request() if raw_request_info is not None else None
+        return create_response(self.engine, request, raw_request)
 
     async def record_routing_stats(self) -> dict[str, Any]:
         stats = await super().record_routing_stats()

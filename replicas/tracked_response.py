@@ -13,8 +13,8 @@ from runtime_actor.messages import RequestAccepted
 _END = object()
 
 _TOOL_CALLS = "tool_calls"
-_TOOL_CALLS_IN_CHUNK = '"finish_reason":"tool_calls"'
-"""Can't occur inside a JSON string: there its quotes are escaped."""
+_TOOL_CALLS_IN_CHUNK = ('"finish_reason":"tool_calls"', '"type":"function_call"')
+"""Of chat completions and of Responses. Can't occur inside a JSON string: there their quotes are escaped."""
 
 
 async def tracked_response(
@@ -94,7 +94,11 @@ def _note_tool_calls(record: RequestRecord, item: Any) -> None:
     """Only the response knows that the engine's `stop` is a tool call to the client."""
     if isinstance(item, (str, list)):
         chunks = [item] if isinstance(item, str) else item
-        if any(isinstance(chunk, str) and _TOOL_CALLS_IN_CHUNK in chunk for chunk in chunks):
+        if any(isinstance(chunk, str) and mark in chunk for chunk in chunks for mark in _TOOL_CALLS_IN_CHUNK):
+            record.finish_reason = _TOOL_CALLS
+        return
+    if isinstance(item, dict):
+        if any(part.get("type") == "function_call" for part in item.get("output") or ()):
             record.finish_reason = _TOOL_CALLS
         return
     choices = getattr(item, "choices", None) or []

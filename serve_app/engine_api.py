@@ -8,15 +8,25 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 )
 from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.utils import construct_input_messages, construct_tool_dicts
 from vllm.exceptions import VLLMClientError
 
 __all__ = [
+    "AnthropicCountTokensRequest",
+    "AnthropicMessagesRequest",
+    "AnthropicServingMessages",
     "ChatCompletionRequest",
     "CompletionRequest",
     "DetokenizeRequest",
     "ErrorResponse",
     "RawRequestInfo",
+    "ResponsesRequest",
     "TokenizeChatRequest",
     "TokenizeCompletionRequest",
     "VLLMClientError",
+    "construct_input_messages",
+    "construct_tool_dicts",
 ]

@@ -1,4 +1,4 @@
-"""The OpenAI ingress: who is asking, what may pass, where it went, what came of it.
+"""The ingress: who is asking, what may pass, where it went, what came of it.
 
 A request's life here: caller (API key) -> body within limits -> identity -> engine request with the
 gateway's own fields -> replica (chosen by `router.py`) -> acceptance -> answer with response headers.
@@ -6,6 +6,7 @@ What is refused on the way leaves nothing behind: no agent, no session, no event
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from runtime_actor.client import RuntimeClient
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
 from serve_app import preparation, routing_state
 from serve_app.engine_api import (
+    AnthropicCountTokensRequest,
     DetokenizeRequest,
     RawRequestInfo,
     TokenizeChatRequest,
@@ -32,7 +34,7 @@ from serve_app.flight import Admission, Slot
 from serve_app.generation import ContextLimits, Exchange
 from serve_app.hints import CLIPPED, HintReport, cache_salt, engine_fields, forwarded_headers, read_hints
 from serve_app.http.errors import ApiError, bad_request, model_not_found, unavailable
-from serve_app.http.field_checks import CHAT, COMPLETIONS
+from serve_app.http.field_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from serve_app.http.input import read_object
 from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
 from serve_app.memo_endpoints import MemoEndpoints
@@ -41,12 +43,22 @@ from serve_app.policies.desk import NO_TICKET, Ticket, desk_of
 from serve_app.policies.memo_desk import MemoDesk
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
+from serve_app.routes.messages import MessagesRoute, chat_body
+from serve_app.routes.responses import ResponsesRoute
+from serve_app.routes.route import Route
 from serve_app.runtime_endpoints import RuntimeEndpoints
 from serve_app.settings import GatewaySettings
-from serve_app.streaming import Opened, complete_usage
+from serve_app.streaming import Opened
 from serve_app.tenants import Caller, Tenants
 
 HEADER_PREFIX = "x-agent-runtime-"
+
+ROUTES: dict[str, Route] = {
+    CHAT: Route(CHAT),
+    COMPLETIONS: Route(COMPLETIONS),
+    RESPONSES: ResponsesRoute(),
+    MESSAGES: MessagesRoute(),
+}
 
 
 @dataclass(slots=True)
@@ -107,10 +119,23 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         return JSONResponse(self._card())
 
     async def chat(self, request: Request) -> Response:
-        return await self._generate(CHAT, request)
+        return await self._generate(ROUTES[CHAT], request)
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(COMPLETIONS, request)
+        return await self._generate(ROUTES[COMPLETIONS], request)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._generate(ROUTES[RESPONSES], request)
+
+    async def messages(self, request: Request) -> Response:
+        return await self._generate(ROUTES[MESSAGES], request)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Of a Messages request, which /tokenize counts as the chat completion it is served as."""
+        fields = chat_body(AnthropicCountTokensRequest, await self._utility_body(request))
+        fields["messages"] = preparation.checked_messages(fields["messages"], self._limits.modalities)
+        counted = await self._utility("tokenize", preparation.parsed(TokenizeChatRequest, fields))
+        return JSONResponse({"input_tokens": json.loads(bytes(counted.body))["count"]})
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._utility_body(request)
@@ -139,26 +164,30 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
 
     # --- a generation ----------------------------------------------------------------------------------
 
-    async def _generate(self, endpoint: str, request: Request) -> Response:
+    async def _generate(self, route: Route, request: Request) -> Response:
         self._exchange.start()
         arrived_s = time.time()
         headers = fold_headers(request.headers.raw)
         caller = self._caller(request, headers)
         body = await read_object(request, self._settings.config.gateway)
         self._check_model(body.get("model"))
-        fields = preparation.prepare(endpoint, body, self._limits)
+        fields = route.prepare(body, self._limits)
         priority, report = read_hints(headers, body)
         slot = self._admission.admit()
-        resolved = self._identities.resolve(caller.tenant, headers, {**body, **_identity_view(fields)})
+        resolved = self._identities.resolve(caller.tenant, headers, {**body, **route.identity_view(fields)})
         flight = Flight(slot, resolved.identity, resolved, report, arrived_s)
         handed_over = False
         try:
-            flight.ticket = await self._policies.enter(resolved.identity, fields, priority, headers, report)
-            exchange = self._start(endpoint, flight, dict(flight.ticket.fields or fields), priority, headers)
+            view = route.identity_view(fields)
+            readable = route.method in (CHAT, COMPLETIONS)
+            flight.ticket = await self._policies.enter(
+                resolved.identity, fields, view, priority, headers, report, readable
+            )
+            exchange = self._start(route, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
             self._accept(flight, opened.accepted)
             flight.ticket.accepted(opened.accepted, bool(fields.get("stream")))
-            response = self._respond(flight, exchange, opened, bool(fields.get("stream")))
+            response = self._respond(route, flight, opened, bool(fields.get("stream")))
             handed_over = isinstance(response, EventStream)
             return response
         except ApiError as error:
@@ -175,7 +204,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
                 self._finish(flight)
 
     def _start(
-        self, endpoint: str, flight: Flight, fields: dict[str, Any], priority: int, headers: dict[str, str]
+        self, route: Route, flight: Flight, fields: dict[str, Any], priority: int, headers: dict[str, str]
     ) -> Exchange:
         identity = flight.identity
         tag = OwnerTag(identity.workload, identity.agent, identity.session)
@@ -187,7 +216,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         def send(own_fields: dict[str, Any]) -> Any:
             engine = {**own_fields, **engine_fields(tag, salt, allowed_priority)}
             engine["model"] = self._settings.config.model.id
-            return flight.ticket.watch(getattr(handle, endpoint).remote(preparation.validated(endpoint, engine), raw))
+            return flight.ticket.watch(getattr(handle, route.method).remote(route.request(engine), raw))
 
         flight.exchange = Exchange(
             send=send,
@@ -222,20 +251,19 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
             )
         )
 
-    def _respond(self, flight: Flight, exchange: Exchange, opened: Opened, stream: bool) -> Response:
+    def _respond(self, route: Route, flight: Flight, opened: Opened, stream: bool) -> Response:
+        exchange = flight.exchange
+        assert exchange is not None
         if exchange.clipped:
             flight.report.note("max_tokens", CLIPPED)
         headers = self._headers(flight)
         if stream:
-            events = flight.answer.heard(flight.ticket.stream(exchange.stream(opened)))
-            return EventStream(events, headers, lambda: self._finish(flight))
+            heard = flight.answer.heard(flight.ticket.stream(exchange.events(opened)))
+            return EventStream(route.stream(heard, flight.accepted), headers, lambda: self._finish(flight))
         exchange.call = None
-        content = opened.first.model_dump()
+        content = route.answer(opened.first, flight.accepted)
         flight.ticket.content(content)
         flight.answer.add_response(content)
-        usage = content.get("usage")
-        if isinstance(usage, dict):
-            complete_usage(usage, flight.accepted.cached_tokens if flight.accepted else 0)
         return JSONResponse(content, headers=headers)
 
     def _headers(self, flight: Flight) -> dict[str, str]:
@@ -327,8 +355,3 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._on_end()
-
-
-def _identity_view(fields: dict[str, Any]) -> dict[str, Any]:
-    """What the engine gets decides what an agent is: its messages after clean-up, its tools."""
-    return {name: fields[name] for name in ("messages", "tools", "prompt") if name in fields}

@@ -26,6 +26,9 @@ logger = logging.getLogger("ray.serve")
 DEATHS = (RayActorError, DeploymentUnavailableError)
 """The replica is gone; another one can take the request if the client has seen nothing of it yet."""
 
+ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+PROMPT_FIELDS = ("messages", "input", "prompt")
+
 _ENGINE_DEATH = "EngineDead"
 
 GENERATION_ERROR = "GenerationError"
@@ -125,7 +128,7 @@ class Exchange:
         Only where the cache, not the model, is the limit: beyond the model's own context a client is
         told so, as by OpenAI.
         """
-        asked = max(self.fields.get("max_tokens") or 0, self.fields.get("max_completion_tokens") or 0)
+        asked = max(self.fields.get(name) or 0 for name in ANSWER_LIMITS)
         if (
             self.clipped
             or not is_context_error(str(refusal.error.get("message")))
@@ -134,16 +137,14 @@ class Exchange:
         ):
             return False
         self.clipped = True
-        self.fields = {
-            name: value for name, value in self.fields.items() if name not in ("max_tokens", "max_completion_tokens")
-        }
+        self.fields = {name: value for name, value in self.fields.items() if name not in ANSWER_LIMITS}
         return True
 
     def _blamed(self, error: ApiError) -> ApiError:
         """Where prompt and answer together are too long: the field that asks for most of it."""
         if error.code == CONTEXT_LENGTH_EXCEEDED:
-            error.param = "messages" if "messages" in self.fields else "prompt"
-            for name in ("max_tokens", "max_completion_tokens"):
+            error.param = next((name for name in PROMPT_FIELDS if name in self.fields), "prompt")
+            for name in ANSWER_LIMITS:
                 asked = self.fields.get(name) or 0
                 if 2 * asked > self.limits.usable_tokens:
                     error.param = name
@@ -152,11 +153,13 @@ class Exchange:
 
     def _is_bad_constraint(self, failure_text: str) -> bool:
         """The engine compiles a grammar in its own loop and fails the request without saying why."""
-        constrained = "structured_outputs" in self.fields or "response_format" in self.fields
+        text = self.fields.get("text")
+        constrained = bool({"structured_outputs", "response_format"} & self.fields.keys())
+        constrained = constrained or (isinstance(text, dict) and "format" in text)
         return constrained and (failure_text == FAILED_IN_ENGINE or GENERATION_ERROR in failure_text)
 
-    async def stream(self, opened: Opened) -> AsyncIterator[str]:
-        """The client's events; an error after the first one becomes an event, then the stream ends."""
+    async def events(self, opened: Opened) -> AsyncIterator[str]:
+        """The client's events. Raises ApiError for what goes wrong after the first one."""
         events = client_events(opened, self.limits.usable_tokens, self.limits.model_tokens)
         try:
             while True:
@@ -167,12 +170,11 @@ class Exchange:
                     return
                 yield event
         except TimeoutError:
-            yield timed_out(self.timeout_s).event()
+            raise timed_out(self.timeout_s) from None
         except (RayError, RayServeException) as error:
-            yield failure(error).event()
+            raise failure(error) from None
         finally:
             self.close()
-        yield "data: [DONE]\n\n"
 
 
 def constraint_error() -> ApiError:

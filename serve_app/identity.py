@@ -39,7 +39,7 @@ from serve_app.recognition.canonical import (
     text_of,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
-from serve_app.recognition.quotes import Line, QuoteIndex, lines_of_answer, lines_of_messages, sentences
+from serve_app.recognition.quotes import Line, QuoteIndex, Reading, lines_of, lines_of_answer, lines_of_messages
 from serve_app.recognition.templates import TemplateIndex
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
@@ -130,8 +130,10 @@ class IdentityResolver:
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
         """`headers` as of `fold_headers`; `body` is the parsed and validated JSON object."""
-        agent = self._agent(tenant, headers, body)
-        session, source, claim, lines = self._session(tenant, agent, headers, body)
+        messages = body.get("messages")
+        reading = Reading(tenant, messages if isinstance(messages, list) else [])
+        agent = self._agent(tenant, headers, body, reading)
+        session, source, claim, lines = self._session(tenant, agent, headers, body, reading)
         identity = Identity(
             tenant=tenant,
             workload=tenant,
@@ -160,7 +162,8 @@ class IdentityResolver:
         """Remember what an accepted request was answered: other agents of its session may repeat it."""
         if resolved.accepted and text:
             identity = resolved.identity
-            self.quotes.note_answer(lines_of_answer(identity.tenant, text), identity.session)
+            lines = lines_of_answer(identity.tenant, text)
+            self.quotes.note_answer(lines, identity.session, resolved.agent.speaker)
 
     def refuse(self, resolved: Resolved) -> None:
         if resolved.claim is not None:
@@ -170,18 +173,18 @@ class IdentityResolver:
         """The id of the session that `tenant` calls `declared`; our own ids stand for themselves."""
         return declared if SESSION_ID.match(declared) else self._id("s", tenant, declared.encode())
 
-    def _agent(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> _Agent:
+    def _agent(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any], reading: Reading) -> _Agent:
         declared, source = _declared(headers, body, AGENT_HEADERS, AGENT_FIELDS)
         if declared is not None:
             return _Agent(self._id("a", tenant, b"declared:" + declared.encode()), source, _label(declared))
         messages = body.get("messages")
         if isinstance(messages, list):
-            return self._chat_agent(tenant, messages, body.get("tools"))
-        preamble, shown = _preamble(body.get("prompt"))
+            return self._chat_agent(tenant, messages, body.get("tools"), reading)
+        preamble, shown = preamble_of(body.get("prompt"))
         content = self._digests.of_text(preamble)
         return _Agent(self._id("a", tenant, b"text:" + content), "content", _label(shown))
 
-    def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any) -> _Agent:
+    def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
         of_tools = self._digests.of_tools(tools)
         content = self._digests.of_text(system) + of_tools
@@ -194,17 +197,12 @@ class IdentityResolver:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
         text = (scope + content).hex()
-        count = leading_count(messages)
-        template = self.templates.name_of(
-            text,
-            scope + of_tools,
-            lambda: (sentences(tenant, messages[:count]), sentences(tenant, _first_user(messages[count:]))),
-        )
+        template = self.templates.name_of(text, scope + of_tools, lambda: (reading.system, reading.asked))
         known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
         return _Agent(self._id("a", tenant, known_as), "content", label, text)
 
     def _session(
-        self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any]
+        self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any], reading: Reading
     ) -> tuple[str, str, Claim | None, list[Line]]:
         declared, source = _declared(headers, body, SESSION_HEADERS, SESSION_FIELDS)
         messages: Any = body.get("messages")
@@ -221,7 +219,7 @@ class IdentityResolver:
             tenant,
             agent.speaker,
             messages,
-            functools.cache(lambda: self._votes(tenant, agent, messages, read)),
+            functools.cache(lambda: self._votes(agent, reading, read)),
             lambda other: self.templates.are_alike(agent.text, other),
         )
         # A history that is known up to some message was read up to there when it was sent.
@@ -230,10 +228,9 @@ class IdentityResolver:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines
 
-    def _votes(self, tenant: str, agent: _Agent, messages: list[dict[str, Any]], read: list[Line]) -> dict[str, int]:
+    def _votes(self, agent: _Agent, reading: Reading, read: list[Line]) -> dict[str, int]:
         """Puts the lines that it had to look at into `read`."""
-        count = leading_count(messages)
-        system, conversation = lines_of_messages(tenant, messages[:count]), lines_of_messages(tenant, messages[count:])
+        system, conversation = lines_of(reading.system), lines_of(reading.conversation)
         read += system + conversation
         return self.quotes.vote(conversation, system, agent.id, agent.speaker)
 
@@ -310,7 +307,7 @@ def _is_final(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
     return any(_at(body, path) is True for path in FINAL_FIELDS)
 
 
-def _preamble(prompt: Any) -> tuple[str, str]:
+def preamble_of(prompt: Any) -> tuple[str, str]:
     """The leading part of a completion's prompt that stands for its agent, and what to show of it."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]
@@ -324,7 +321,9 @@ def _preamble(prompt: Any) -> tuple[str, str]:
 def _label(text: str) -> str:
     """A short readable name: the first line that says something, without control characters."""
     for line in text[:2048].splitlines():
-        clean = "".join(char if char.isprintable() else " " for char in line[: 2 * LABEL_CHARS]).strip()
+        clean = line[: 2 * LABEL_CHARS].strip()
+        if not clean.isprintable():
+            clean = "".join(char if char.isprintable() else " " for char in clean).strip()
         if clean:
             return clean if len(clean) <= LABEL_CHARS else clean[: LABEL_CHARS - 1].rstrip() + "…"
     return "no system prompt"

@@ -21,7 +21,7 @@ from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 _CLASSES: dict[str, type[BaseModel]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 _PART_MODALITIES = {"text": "text", "input_text": "text", "refusal": "text", "thinking": "text"}
 _MODALITY_WORDS = ("image", "audio", "video")
-_LIMITS = ("max_tokens", "max_completion_tokens")
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MAX_INT64 = 2**63 - 1
 
 
@@ -41,11 +41,11 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
     """
     fields = {name: value for name, value in body.items() if value is not None}
     check_fields(endpoint, fields)
-    _check_numbers(endpoint, fields, limits)
+    check_numbers(endpoint, fields, limits)
     if fields.get("use_beam_search"):
         raise bad_request("`use_beam_search` is not supported here.", "use_beam_search", "unsupported_value")
     if endpoint == CHAT:
-        fields["messages"] = _messages(fields.get("messages"), limits.modalities)
+        fields["messages"] = checked_messages(fields.get("messages"), limits.modalities)
         if "tools" not in fields and fields.get("tool_choice") in ("none", "auto"):
             del fields["tool_choice"]
     else:
@@ -60,7 +60,7 @@ def validated(endpoint: str, fields: Mapping[str, Any]) -> Any:
     try:
         request = _CLASSES[endpoint].model_validate(dict(fields))
         if isinstance(request, ChatCompletionRequest):
-            request.messages = [_plain(message) for message in request.messages]
+            request.messages = [plain(message) for message in request.messages]
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
     except RecursionError:
@@ -70,18 +70,18 @@ def validated(endpoint: str, fields: Mapping[str, Any]) -> Any:
     return request
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Pydantic keeps fields declared as iterables lazy; those can't be pickled to a replica."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, BaseModel):
-        return _plain(value.model_dump())
-    return [_plain(item) for item in value]
+        return plain(value.model_dump())
+    return [plain(item) for item in value]
 
 
-def _messages(messages: Any, modalities: frozenset[str]) -> list[dict[str, Any]]:
+def checked_messages(messages: Any, modalities: frozenset[str]) -> list[dict[str, Any]]:
     if not isinstance(messages, list):
         raise bad_request("`messages` must be an array.", "messages", "invalid_value")
     if not messages:
@@ -117,7 +117,7 @@ def _message(message: dict[str, Any], path: str, leading: bool, modalities: froz
     elif content is None and copy["role"] != "assistant":
         raise bad_request(f"`{path}.content` is required.", f"{path}.content", "invalid_value")
     if leading and copy.get("content"):
-        copy["content"] = _without_billing(copy["content"])
+        copy["content"] = without_billing(copy["content"])
     return copy
 
 
@@ -131,7 +131,7 @@ def _single_text(parts: list[Any]) -> Any:
     return only if isinstance(only, str) else only.get("text", "")
 
 
-def _without_billing(content: Any) -> Any:
+def without_billing(content: Any) -> Any:
     """Billing lines out of a leading system text; a part that held nothing else goes with its line."""
     if isinstance(content, str):
         return strip_billing(content)
@@ -175,7 +175,7 @@ def _modality(part: dict[str, Any]) -> str:
     return _PART_MODALITIES.get(kind, "other") if isinstance(kind, str) else "other"
 
 
-def _check_numbers(endpoint: str, fields: dict[str, Any], limits: Limits) -> None:
+def check_numbers(endpoint: str, fields: dict[str, Any], limits: Limits) -> None:
     for name, value in fields.items():
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _MAX_INT64:
             raise bad_request(f"`{name}` is out of range.", name, "invalid_value")

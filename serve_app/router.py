@@ -15,6 +15,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from runtime_actor.messages import OWNER_XARG, OwnerTag
 from serve_app import ranking, routing_state
+from serve_app.identity import PREAMBLE_TOKENS, preamble_of
 from serve_app.recognition.canonical import LEADING_ROLES
 
 logger = logging.getLogger("ray.serve")
@@ -135,11 +136,17 @@ def _owner(pending_request: PendingRequest | None) -> OwnerTag | None:
 
 
 def _preamble_tokens(pending_request: PendingRequest | None) -> int:
-    """Of a chat request's leading system messages; by length, since no tokenizer is here."""
+    """What an agent's requests begin with alike: a chat's leading system messages, by length, since no tokenizer is
+    here; of a completion the part that stands for its agent."""
     arguments = pending_request.args if pending_request is not None else ()
-    messages = getattr(arguments[0], "messages", None) if arguments else None
+    if not arguments:
+        return 0
+    prompt = getattr(arguments[0], "prompt", None)
+    if prompt is not None:
+        preamble, _ = preamble_of(prompt)
+        return PREAMBLE_TOKENS if preamble else 0
     characters = 0
-    for message in messages or ():
+    for message in getattr(arguments[0], "messages", None) or ():
         if message.get("role") not in LEADING_ROLES:
             break
         content = message.get("content")

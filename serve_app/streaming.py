@@ -14,9 +14,13 @@ from runtime_actor.messages import RequestAccepted
 from serve_app.http.errors import ApiError, from_engine
 
 DONE = "data: [DONE]\n\n"
-ROLE_ONLY = '"delta":{"role":"assistant","content":""}'
-"""vLLM announces the role before it looks at whether the engine's first output is an error, and where that
-holds no token it ends the stream without a word: a role with nothing behind it is a failure."""
+ANNOUNCEMENTS = (
+    '"delta":{"role":"assistant","content":""}',
+    "event: response.created\n",
+    "event: response.in_progress\n",
+)
+"""What vLLM sends before it looks at whether the engine's first output is an error, and where that holds no
+token it ends the stream without a word: an announcement with nothing behind it is a failure."""
 
 FAILED_IN_ENGINE = "Internal server error"
 """vLLM's whole message when a request ended with an error inside the engine's loop."""
@@ -60,7 +64,7 @@ async def open_response(items: AsyncIterator[Any]) -> Opened:
             if held and item == DONE:
                 break
             held += item
-            if ROLE_ONLY in item and item.count("data: ") == 1:
+            if item.count("data: ") == 1 and any(text in item for text in ANNOUNCEMENTS):
                 continue
             return Opened(accepted, held, flat)
         return Opened(accepted, item, flat)
@@ -117,18 +121,26 @@ def events(text: str) -> Iterator[str]:
 
 
 async def client_events(opened: Opened, usable_tokens: int, model_tokens: int) -> AsyncIterator[str]:
-    """The stream as the client sees it: errors in OpenAI's shape, usage with cached tokens, one [DONE]."""
+    """The stream as the client sees it, with cached tokens in its usage. Raises ApiError where the engine failed."""
     cached_tokens = opened.accepted.cached_tokens if opened.accepted is not None else None
     yield _client_event(_text(opened.first), cached_tokens)
-    done = DONE in _text(opened.first)
     async for item in opened.rest:
         error = error_of(item)
         if error is not None:
-            yield from_engine(error, usable_tokens, model_tokens).event()
-            break
-        text = _text(item)
-        done = done or DONE in text
-        yield _client_event(text, cached_tokens)
+            raise from_engine(error, usable_tokens, model_tokens)
+        yield _client_event(_text(item), cached_tokens)
+
+
+async def openai_stream(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """OpenAI's form of an end: an error as an event, and one [DONE]."""
+    done = False
+    try:
+        async for event in events:
+            done = done or DONE in event
+            yield event
+    except ApiError as error:
+        yield error.event()
+        done = False
     if not done:
         yield DONE
 

@@ -20,6 +20,8 @@ class Example:
     agents: name -> words that stand in this agent's leading message and in no other's; the selector's come
         first, since its message holds all agents' words.
     second_team_opens: the agent with whose first request a run begins a second conversation.
+    apis: where the example can use either of OpenAI's, their names for `OPENAI_AGENTS_API`; recordings are of the
+        first.
     is_optional: its packages are too many for the common test run, or can't be locked (docs/frameworks.md).
     """
 
@@ -28,6 +30,7 @@ class Example:
     packages: tuple[str, ...]
     environment: str = ".venv-frameworks"
     second_team_opens: str = ""
+    apis: tuple[str, ...] = ("",)
     is_optional: bool = False
 
     @property
@@ -50,9 +53,12 @@ class Example:
                 return name
         raise ValueError(f"{self.name}: no agent's words in {leading[:200]}")
 
-    def start(self, python: Path, base_url: str, task: str, key: str = "none") -> subprocess.Popen[str]:
+    def start(
+        self, python: Path, base_url: str, task: str, key: str = "none", api: str | None = None
+    ) -> subprocess.Popen[str]:
         """As a user would run it, with nothing of this project to import."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment["OPENAI_AGENTS_API"] = self.apis[0] if api is None else api
         return subprocess.Popen(
             [str(python), str(self.script), task],
             env={**environment, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "NO_PROXY": "127.0.0.1"},
@@ -85,6 +91,7 @@ EXAMPLES = {
             "openai_agents_handoffs",
             _named("a parcel service", "front desk", "tracer", "clerk"),
             ("openai-agents",),
+            apis=("chat_completions", "responses"),
         ),
         Example(
             "smolagents_manager",

@@ -83,6 +83,9 @@ class RequestView:
     ttft_slo_s: float | None
     fields: Mapping[str, Any]
     model: str = ""
+    is_readable: bool = True
+    """Whether `fields` are those of chat completions or completions, and the answer passes the output filters. Other
+    routes have forms of their own, which no policy reads yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ class HeaderLimit:
         await self._app(scope, receive, send)
 
 
-async def _api_error(_: Request, error: Any) -> JSONResponse:
-    return respond(error)
+async def _api_error(request: Request, error: Any) -> JSONResponse:
+    return respond(error, path=request.url.path)
 
 
 async def _http_error(request: Request, error: Any) -> JSONResponse:
@@ -64,13 +64,14 @@ async def _http_error(request: Request, error: Any) -> JSONResponse:
         status, "The request was refused."
     )
     headers = dict(error.headers or {})
-    return respond(ApiError(status, message, code=_STATUS_CODES.get(status)), headers)
+    return respond(ApiError(status, message, code=_STATUS_CODES.get(status)), headers, request.url.path)
 
 
-async def _validation_error(_: Request, error: Any) -> JSONResponse:
-    return respond(from_pydantic([dict(entry) for entry in error.errors()]))
+async def _validation_error(request: Request, error: Any) -> JSONResponse:
+    return respond(from_pydantic([dict(entry) for entry in error.errors()]), path=request.url.path)
 
 
-async def _unexpected(_: Request, error: Exception) -> JSONResponse:
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     """Starlette logs the traceback."""
-    return respond(ApiError(500, "The request failed inside the server.", code="internal_error"))
+    failure = ApiError(500, "The request failed inside the server.", code="internal_error")
+    return respond(failure, path=request.url.path)

@@ -102,7 +102,9 @@ def unavailable(message: str, retry_after_s: int = 1) -> ApiError:
 
 
 def timed_out(limit_s: float) -> ApiError:
-    return ApiError(504, f"The request did not finish within {limit_s:g} s.", code="timeout")
+    """The header is read by OpenAI's and Anthropic's SDKs: another try of a whole time limit would end alike."""
+    message = f"The request did not finish within {limit_s:g} s."
+    return ApiError(504, message, code="timeout", headers={"x-should-retry": "false"})
 
 
 def field_path(location: tuple[Any, ...]) -> str | None:

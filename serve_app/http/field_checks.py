@@ -10,11 +10,20 @@ from serve_app.http.errors import bad_request
 
 CHAT = "chat"
 COMPLETIONS = "completions"
+RESPONSES = "responses"
+MESSAGES = "messages"
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-_BOOLS = frozenset({"stream", "echo", "parallel_tool_calls", "ignore_eos", "skip_special_tokens"})
-_INTEGERS = frozenset({"max_tokens", "max_completion_tokens", "n", "seed", "top_logprobs", "top_k", "best_of"})
+_BOOLS = frozenset(
+    {"stream", "echo", "parallel_tool_calls", "ignore_eos", "skip_special_tokens", "store", "background"}
+)
+_INTEGERS = frozenset(
+    {
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tool_calls"),
+        *("n", "seed", "top_logprobs", "top_k", "best_of"),
+    }
+)
 _NUMBERS = frozenset({"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"})
 _OBJECTS = frozenset({"metadata", "stream_options", "logit_bias"})
 _RANGES: Mapping[str, tuple[float, float]] = {

@@ -1,15 +1,23 @@
 """A request's body as a JSON object, within limits: every way it can be wrong is a 4xx."""
 
 import asyncio
+import json
+import math
+import re
 from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from serve_app.config import GatewayConfig
-from serve_app.http.errors import ApiError, bad_request
+from serve_app.http.errors import ApiError, bad_request, field_path
+
+MAX_NAMED_BYTES = 1 << 20
+"""A larger body with a NaN in it is refused without naming the field: finding it takes a second, slower parser."""
 
 _decoder = msgspec.json.Decoder()
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_NOT_A_NUMBER = re.compile(rb"NaN|Infinity")
 
 
 def header_bytes(scope: Any) -> int:
@@ -57,12 +65,45 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
         value = _decoder.decode(raw)
         too_deep = isinstance(value, dict) and _is_deeper(value, max_depth)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        if _NOT_A_NUMBER.match(raw, _offset(error)):
+            raise _not_finite(raw) from None
         raise bad_request(f"The body is not valid JSON: {_reason(error)}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request("The body must be a JSON object.", code="invalid_json")
     if too_deep:
         raise bad_request(f"The body is nested deeper than {max_depth} levels.", code="invalid_json")
     return value
+
+
+def _offset(error: Exception) -> int:
+    """Where in the body the decoder stopped; its end if it doesn't say."""
+    found = _BYTE.search(str(error))
+    return int(found.group(1)) if found else MAX_NAMED_BYTES
+
+
+def _not_finite(raw: bytes) -> ApiError:
+    """Names the field that holds the first NaN or Infinity, which Python's own parser takes."""
+    path: tuple[str | int, ...] | None = None
+    if len(raw) <= MAX_NAMED_BYTES:
+        try:
+            path = _first_not_finite(json.loads(raw))
+        except (ValueError, RecursionError):
+            path = None
+    name = field_path(path) if path else None
+    subject = f"`{name}`" if name else "A number of the body"
+    return bad_request(f"{subject} must be finite: JSON has no NaN and no Infinity.", name, "invalid_json")
+
+
+def _first_not_finite(value: Any) -> tuple[str | int, ...] | None:
+    """Path of the first such number in the order of the text, without recursion."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while waiting:
+        path, item = waiting.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            return path
+        pairs = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
+        waiting += reversed([((*path, key), inner) for key, inner in pairs])
+    return None
 
 
 def _reason(error: Exception) -> str:

@@ -40,14 +40,13 @@ class AnswerFilter:
             raise failed_closed(error) from None
 
     async def stream(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        """Events as they may go out; where a policy fails closed an error event ends them."""
+        """Events as they may go out. Raises ApiError 503 where a policy fails closed."""
         try:
             async for event in events:
                 # Not `splitlines`: a model's text may hold other separators than a stream's own.
                 yield "\n".join(self._event(line) for line in event.split("\n"))
         except PolicyFailed as error:
-            yield failed_closed(error).event()
-            yield "data: [DONE]\n\n"
+            raise failed_closed(error) from None
 
     def _event(self, line: str) -> str:
         if not line.startswith("data: {"):

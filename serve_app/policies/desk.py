@@ -165,11 +165,15 @@ class PolicyDesk:
         self,
         identity: Identity,
         fields: Mapping[str, Any],
+        view: Mapping[str, Any],
         priority: int,
         headers: Mapping[str, str],
         report: HintReport,
+        is_readable: bool = True,
     ) -> Ticket:
-        """Returns when the request may go to an engine. Raises ApiError where a policy refuses it."""
+        """Returns when the request may go to an engine. `view` is the request as chat completions have it.
+
+        Raises ApiError where a policy refuses it."""
         if not self.is_active:
             return NO_TICKET
         request = RequestView(
@@ -179,12 +183,13 @@ class PolicyDesk:
             session=identity.session,
             agent=identity.agent,
             arrived_s=self._clock.now_s,
-            prompt_tokens=prompt_tokens(fields),
+            prompt_tokens=prompt_tokens(view),
             output_tokens=output_tokens(fields),
             priority=priority,
             ttft_slo_s=self._slo_s(headers, report),
             fields=fields,
             model=self._model,
+            is_readable=is_readable,
         )
         request, refusal = self.host.admit(request)
         if refusal is not None:
@@ -271,7 +276,7 @@ class PolicyTicket(Ticket):
     def content(self, body: dict[str, Any]) -> None:
         usage = body.get("usage")
         if isinstance(usage, dict):
-            self._output_tokens = int(usage.get("completion_tokens") or 0)
+            self._output_tokens = int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
         answer = self._filter()
         if answer is not None:
             answer.content(body)
@@ -289,7 +294,7 @@ class PolicyTicket(Ticket):
             yield event
 
     def _filter(self) -> AnswerFilter | None:
-        if not self._desk.has("output"):
+        if not self._request.is_readable or not self._desk.has("output"):
             return None
         return AnswerFilter(lambda: self._desk.host.outputs(self._request))
 

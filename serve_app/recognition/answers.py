@@ -9,8 +9,17 @@ from serve_app.recognition.quotes import MAX_TEXT_CHARS
 from serve_app.streaming import events
 
 
+class _Function(msgspec.Struct):
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function | None = None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -19,14 +28,24 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    """A chat completion's chunk, or an event of Responses."""
+
     choices: list[_Choice] = []
+    type: str = ""
+    delta: str | None = None
 
 
 _decoder: msgspec.json.Decoder[_Chunk] = msgspec.json.Decoder(_Chunk)
 
+_TEXT_EVENT = "response.output_text.delta"
+_ARGUMENTS_EVENT = "response.function_call_arguments.delta"
+
 
 class AnswerText:
-    """Text of an answer's first choice, up to `MAX_TEXT_CHARS`; the others are told apart by nobody."""
+    """Text of an answer's first choice, up to `MAX_TEXT_CHARS`; the others are told apart by nobody.
+
+    The arguments of its tool calls are part of it: a manager hands its task to another agent in one.
+    """
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -40,12 +59,30 @@ class AnswerText:
             self._parts.append(text[: MAX_TEXT_CHARS - self._chars])
             self._chars += len(self._parts[-1])
 
+    def add_arguments(self, arguments: Any) -> None:
+        """JSON or a piece of it: each string in it is a line of its own."""
+        if isinstance(arguments, dict):
+            arguments = msgspec.json.encode(arguments).decode()
+        if isinstance(arguments, str):
+            self.add(arguments.replace('"', "\n").replace("\\n", "\n"))
+
     def add_response(self, content: Any) -> None:
-        """A chat completion as a plain object; anything else adds nothing."""
-        choices = content.get("choices") if isinstance(content, dict) else None
+        """An answer of any route as a plain object; anything else adds nothing."""
+        if not isinstance(content, dict):
+            return
+        choices = content.get("choices")
         message = choices[0].get("message") if isinstance(choices, list) and choices else None
         if isinstance(message, dict):
             self.add(message.get("content"))
+            for call in message.get("tool_calls") or ():
+                self.add_arguments(call["function"]["arguments"])
+        # Messages have their parts at the top, Responses in the items of their output.
+        for holder in (content, *(content.get("output") or ())):
+            self.add_arguments(holder.get("arguments"))
+            parts = holder.get("content") if holder.get("type") == "message" else None
+            for part in parts if isinstance(parts, list) else ():
+                self.add(part.get("text"))
+                self.add_arguments(part.get("input"))
 
     async def heard(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
         """The same events, with their text remembered on the way."""
@@ -60,6 +97,12 @@ class AnswerText:
             chunk = _decoder.decode(payload)
         except msgspec.MsgspecError:
             return
+        if chunk.type == _TEXT_EVENT:
+            self.add(chunk.delta)
+        elif chunk.type == _ARGUMENTS_EVENT:
+            self.add_arguments(chunk.delta)
         for choice in chunk.choices:
             if choice.index == 0 and choice.delta is not None:
                 self.add(choice.delta.content)
+                for call in choice.delta.tool_calls or ():
+                    self.add_arguments(call.function.arguments if call.function is not None else None)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 MAX_MEMO_ENTRIES = 4096
-"""Canonical digests kept, least recently used out first; each is two digests."""
+"""Canonical digests kept, least recently used out first."""
 
 LEADING_ROLES = frozenset({"system", "developer"})
 
@@ -45,7 +45,6 @@ _CLOCK_WORDS = ("date", "time", "clock", "now", "today")
 _ID_WORDS = (" id", "_id", "-id")
 
 _encoder = msgspec.json.Encoder(order="sorted")
-_plain_encoder = msgspec.json.Encoder()
 
 
 def strip_billing(text: str) -> str:
@@ -66,7 +65,7 @@ def _canonical_line(line: str) -> str:
     lowered = line.lower()
     if any(word in lowered for word in _CLOCK_WORDS):
         line = _CLOCK.sub(_without_clock, line)
-    if any(word in lowered for word in _ID_WORDS):
+    if "id" in lowered and any(word in lowered for word in _ID_WORDS):
         line = _RUN_ID.sub(r"\1\2#", line)
     return line
 
@@ -113,23 +112,28 @@ def leading_count(messages: list[dict[str, Any]]) -> int:
 
 
 class CanonicalDigests:
-    """Digests of canonical forms, remembered by the digest of what was sent."""
+    """Digests of canonical forms, remembered by what was sent.
+
+    The memo's keys are the interpreter's own keyed hashes, several times faster than a digest: they never leave
+    the process, and nobody outside can make two contents meet in one.
+    """
 
     def __init__(self, max_entries: int = MAX_MEMO_ENTRIES) -> None:
         self._max_entries = max_entries
-        self._memo: OrderedDict[bytes, bytes] = OrderedDict()
+        self._memo: OrderedDict[int, bytes] = OrderedDict()
 
     def of_text(self, text: str) -> bytes:
-        return self._known(digest(text.encode()), lambda: canonical_text(text).encode())
+        return self._known(hash(text), lambda: canonical_text(text).encode())
 
     def of_tools(self, tools: Any) -> bytes:
         """Doesn't depend on the order of the tools or of their keys."""
         if not isinstance(tools, list) or not tools:
             return b""
-        raw = digest(b"tools:" + _plain_encoder.encode(tools))
-        return self._known(raw, lambda: b"\n".join(sorted(canonical_json(tool) for tool in tools)))
+        encode = _encoder.encode
+        parts = [encode(tool) for tool in tools]
+        return self._known(hash((b"tools", *parts)), lambda: b"\n".join(sorted(parts)))
 
-    def _known(self, raw: bytes, canonical: Callable[[], bytes]) -> bytes:
+    def _known(self, raw: int, canonical: Callable[[], bytes]) -> bytes:
         known = self._memo.get(raw)
         if known is not None:
             self._memo.move_to_end(raw)

@@ -106,6 +106,8 @@ class ConversationIndex:
         """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
         taken: End | None = None
         count = 0
+        if self._ends.keys().isdisjoint(keys):
+            return None, 0
         for length in range(len(keys) if has_assistant else len(keys) - 1, 0, -1):
             key = keys[length - 1]
             ends = self._ends.get(key)

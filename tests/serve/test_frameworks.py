@@ -25,13 +25,15 @@ def example_with_environment(name: str) -> Example:
     return example
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_its_agents_are_found(server: Server, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "api"), [(name, api) for name in sorted(EXAMPLES) for api in EXAMPLES[name].apis], ids=str
+)
+def test_its_agents_are_found(server: Server, name: str, api: str) -> None:
     """Two runs at once; each agent of the framework is one agent here, and took part in both."""
     example = example_with_environment(name)
     with server.client("frameworks") as client:
         before = {agent: row["requests"] for agent, row in agents(client).items()}
-        run_all(example, server)
+        run_all(example, server, api)
         rows = {agent: row for agent, row in agents(client).items() if row["requests"] > before.get(agent, 0)}
     labels = Counter(row["label"] for row in rows.values())
     assert len(rows) == len(example.agents), labels
@@ -39,8 +41,8 @@ def test_its_agents_are_found(server: Server, name: str) -> None:
     assert all(count >= len(TASKS) for count in grown.values()), grown
 
 
-def run_all(example: Example, server: Server) -> None:
-    running = [example.start(example.python, f"{server.url}/v1", task, KEYS["frameworks"]) for task in TASKS]
+def run_all(example: Example, server: Server, api: str) -> None:
+    running = [example.start(example.python, f"{server.url}/v1", task, KEYS["frameworks"], api) for task in TASKS]
     try:
         for process in running:
             output, _ = process.communicate(timeout=RUN_TIMEOUT_S)

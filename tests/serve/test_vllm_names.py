@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from ray.llm._internal.serve.engines.vllm import vllm_engine
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.generate.api_router import init_generate_state
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
@@ -21,8 +24,10 @@ from vllm.v1.engine.core_client import AsyncMPClient
 
 from replicas.cache.block_pool import WRAPPED, PoolOwners
 from replicas.engine.link import EXCHANGE, PROBE
+from replicas.engine.responses import STATE
 from replicas.free_queue import OwnerFreeQueue
 from replicas.scheduler import AgentSchedulerMixin
+from serve_app.routes.messages import STOP_REASONS
 
 
 def callers(cls: type, called: str) -> set[str]:
@@ -104,3 +109,14 @@ def test_the_utility_channel_reaches_engine_core() -> None:
     assert "self.engine_core" in inspect.getsource(AsyncLLM.__init__)
     assert "request_block_hasher" in inspect.getsource(EngineCore.__init__)
     assert "self._engine_client" in inspect.getsource(vllm_engine.VLLMEngine)
+
+
+def test_rays_engine_has_vllms_serving_objects() -> None:
+    assert f"self.{STATE} = state" in inspect.getsource(vllm_engine.VLLMEngine.start)
+    assert "state.openai_serving_responses = " in inspect.getsource(init_generate_state)
+    assert parameters(OpenAIServingResponses.create_responses) == ["self", "request", "raw_request"]
+
+
+def test_messages_have_the_stop_reasons_that_vllm_gives_them() -> None:
+    source = inspect.getsource(AnthropicServingMessages.__init__)
+    assert all(f'"{reason}": "{theirs}"' in source for reason, theirs in STOP_REASONS.items())

@@ -41,22 +41,28 @@ class Answer:
 
 
 class FakeHandle:
-    """Takes a request as a replica would and answers with `items`."""
+    """Takes a request as a replica would and answers with the next of `scripts`, else with `items`.
+
+    An exception is raised in its place; at "stall" nothing more comes.
+    """
 
     def __init__(self) -> None:
         self.items: list[Any] = []
+        self.scripts: list[list[Any]] = []
         self.requests: list[tuple[Any, Any]] = []
         self.cancelled = 0
-        self.chat = self.completions = self.tokenize = SimpleNamespace(remote=self._remote)
+        self.chat = self.completions = self.responses = self.tokenize = SimpleNamespace(remote=self._remote)
 
     def _remote(self, request: Any, raw: Any) -> FakeHandle:
         self.requests.append((request, raw))
         return self
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        for item in list(self.items):
+        for item in self.scripts.pop(0) if self.scripts else list(self.items):
             if item == "stall":
                 await asyncio.Event().wait()
+            if isinstance(item, BaseException):
+                raise item
             yield item
 
     def cancel(self) -> None:

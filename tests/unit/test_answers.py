@@ -49,3 +49,27 @@ def test_a_plain_answer() -> None:
     answer.add_response({"choices": []})
     answer.add_response({"choices": [{"message": {"content": None}}]})
     assert str(answer) == "Hello"
+
+
+TASK = "When is the water high enough at the north quay?"
+
+
+def test_a_task_handed_over_in_a_call_is_a_line_of_its_own() -> None:
+    arguments = json.dumps({"task": f"{TASK}\nSay it briefly.", "depth": 11})
+    call = {"id": "c", "type": "function", "function": {"name": "pilot", "arguments": arguments}}
+    plain = [
+        {"choices": [{"message": {"content": None, "tool_calls": [call]}}]},
+        {"output": [{"type": "function_call", "name": "pilot", "arguments": arguments}]},
+        {"type": "message", "content": [{"type": "tool_use", "id": "c", "name": "pilot", "input": {"task": TASK}}]},
+    ]
+    for content in plain:
+        answer = AnswerText()
+        answer.add_response(content)
+        assert TASK in str(answer).split("\n"), content
+    pieces = (arguments[:9], arguments[9:30], arguments[30:])
+    deltas = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
+    chunks = (f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n" for delta in deltas)
+    assert TASK in str(heard(*chunks)[0]).split("\n")
+    kind = "response.function_call_arguments.delta"
+    events = (f"event: {kind}\ndata: {json.dumps({'type': kind, 'delta': piece})}\n\n" for piece in pieces)
+    assert TASK in str(heard(*events)[0]).split("\n")

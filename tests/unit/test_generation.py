@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError
 from runtime_actor.messages import RequestAccepted
 from serve_app.generation import ContextLimits, Exchange
 from serve_app.http.errors import ApiError
-from serve_app.streaming import DONE, FAILED_IN_ENGINE
+from serve_app.streaming import DONE, FAILED_IN_ENGINE, openai_stream
 
 ACCEPTED = RequestAccepted("r1", 10, 0).to_wire()
 CHUNK = 'data: {"choices":[{"index":0}]}\n\n'
@@ -69,7 +69,7 @@ def exchange(replicas: Replicas, fields: dict[str, Any] | None = None, timeout_s
 def read(request: Exchange) -> str:
     async def main() -> str:
         opened = await request.open()
-        return "".join([event async for event in request.stream(opened)])
+        return "".join([event async for event in openai_stream(request.events(opened))])
 
     return asyncio.run(main())
 
@@ -146,7 +146,7 @@ def test_leaving_cancels() -> None:
     async def main() -> None:
         request = exchange(replicas)
         opened = await request.open()
-        events = request.stream(opened)
+        events = request.events(opened)
         await anext(events)
         await events.aclose()  # type: ignore[attr-defined]
 

@@ -64,7 +64,6 @@ def test_compressed() -> None:
         b"[]",
         b'"x"',
         b'{"model":',
-        b'{"a":NaN}',
         b'{"a":1e999}',
         b'{"a":"\xff"}',
         b'{"a":"\\ud800"}',
@@ -88,3 +87,24 @@ def test_any_bytes_are_an_object_or_a_400(raw: bytes) -> None:
         assert isinstance(parse_object(raw, 64), dict)
     except ApiError as error:
         assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"temperature": NaN}', "temperature"),
+        (b'{"a": 1, "logit_bias": {"x": [0, -Infinity]}, "top_p": NaN}', "logit_bias.x[1]"),
+        (b'{"messages": [{"n": 1.5}, {"n": Infinity}]}', "messages[1].n"),
+        (b'{"my secret": NaN}', None),
+        (b'{"temperature": NaN', None),
+        (b'{"a": "' + b"x" * (1 << 20) + b'", "temperature": NaN}', None),
+        (b'{"temperature": nan}', None),
+        (b'{"temperature": -}', None),
+    ],
+)
+def test_a_number_that_is_none_is_named(raw: bytes, param: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_object(raw, 8)
+    assert caught.value.status == 400 and caught.value.param == param and caught.value.code == "invalid_json"
+    assert "secret" not in caught.value.message
+    assert ("finite" in caught.value.message) == (b"NaN" in raw or b"Infinity" in raw)

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from serve_app.identity import IdentityResolver, Resolved
-from serve_app.recognition.quotes import MAX_LINES_PER_TEXT, QuoteIndex, lines_of_answer, lines_of_messages
+from serve_app.recognition.answers import AnswerText
+from serve_app.recognition.quotes import (
+    MAX_HANDED_OVER,
+    MAX_LINES_PER_TEXT,
+    MAX_WAITING,
+    QuoteIndex,
+    lines_of_answer,
+    lines_of_messages,
+)
 
 FORM = "Solve what you are given below and nothing else.\n[task]:\n{}\nRepeat the task before your solution."
 TASKS = ["Count the wooden boats in the northern harbour.", "Weigh all the apples of the second harvest."]
@@ -52,6 +60,52 @@ def test_an_answer_of_two_sessions_says_nothing(team: Team) -> None:
     line = "I would be glad to help you with that question."
     sessions = {team.send(ROLES[0], task, line) for task in TASKS}
     assert team.send(ROLES[1], f"He said: {line}") not in sessions
+
+
+PLAN = "1. Ask the harbour master for the list of boats.\n2. Count those of wood, from north to south."
+
+
+def run(team: Team, answer: str = PLAN) -> tuple[int, int]:
+    """A planner's and a coder's sessions, the coder handed what the planner answered."""
+    return team.send(ROLES[0], TASKS[0], answer), team.send(ROLES[1], f"Carry out:\n{answer}")
+
+
+def test_runs_that_were_answered_alike_stay_whole_and_apart(team: Team) -> None:
+    runs = [run(team) for _ in range(2 * MAX_WAITING)]
+    assert all(planner == coder for planner, coder in runs)
+    assert len({planner for planner, _ in runs}) == len(runs)
+
+
+def test_an_answer_that_two_wait_for_joins_neither(team: Team) -> None:
+    run(team)
+    waiting = {team.send(ROLES[0], TASKS[0], PLAN) for _ in range(2)}
+    assert team.send(ROLES[1], f"Carry out:\n{PLAN}") not in waiting
+
+
+def test_a_session_waits_no_longer_once_its_agent_goes_on(team: Team) -> None:
+    run(team)
+    opening = {"role": "user", "content": TASKS[1]}
+    first = team.send(ROLES[0], TASKS[1], PLAN)
+    said = {"role": "assistant", "content": "Something else."}
+    system = {"role": "system", "content": ROLES[0]}
+    assert team.send_messages([system, opening, said, {"role": "user", "content": "Go on."}]) == first
+    planner, coder = run(team)
+    assert planner == coder != first
+
+
+def test_a_common_line_of_a_longer_answer_joins_nobody(team: Team) -> None:
+    line = "from typing import Iterable, Iterator"
+    run(team, line)
+    waiting = team.send(ROLES[0], TASKS[0], f"{line}\n{PLAN}")
+    assert team.send(ROLES[2], f"Review this:\n{line}\nand nothing of what came before it") != waiting
+
+
+def test_a_task_in_a_tool_call_is_handed_over(team: Team) -> None:
+    text = AnswerText()
+    function = {"name": "coder", "arguments": '{"task": "Count the wooden boats, from north to south."}'}
+    text.add_response({"choices": [{"message": {"content": None, "tool_calls": [{"function": function}]}}]})
+    first = team.send(ROLES[0], TASKS[0], str(text))
+    assert team.send(ROLES[1], "Your task:\nCount the wooden boats, from north to south.") == first
 
 
 def test_known_agents_with_one_task_share_a_session(team: Team) -> None:
@@ -107,7 +161,10 @@ def test_bounded() -> None:
     for n in range(50):
         lines = lines_of_messages("t", [{"role": "user", "content": f"This is the line with the number {n}."}])
         index.note(lines, f"s{n}", f"a{n}", f"a{n}")
-        index.note_answer(lines_of_answer("t", f"This is the answer with the number {n}."), f"s{n}")
+        index.note_answer(lines_of_answer("t", f"This is the answer with the number {n}."), f"s{n}", f"a{n}")
     assert len(index) == 8 and len(index._homes) == 4
+    for n in range(MAX_HANDED_OVER + 3):
+        index.note_answer(lines_of_answer("t", "The same answer in every session."), f"s{n}", "a")
+    assert len(index._handed_over) == MAX_HANDED_OVER
     many = "\n".join(f"A line of some length, number {n}" for n in range(10_000))
     assert len(lines_of_answer("t", many)) == MAX_LINES_PER_TEXT

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from replicas.responses_call import ResponsesCall
 from runtime_actor.messages import OWNER_XARG, OwnerTag
 from serve_app import ranking, routing_state
-from serve_app.router import AgentRequestRouter
+from serve_app.identity import PREAMBLE_TOKENS
+from serve_app.router import AgentRequestRouter, _preamble_tokens
 from serve_app.routing_state import RoutingState
 
 
@@ -117,3 +119,22 @@ def test_other_processes_requests_count_for_a_moment(
     assert router._load("r1") == 2
     router.on_new_queue_len_info(r1, 0)
     assert router._load("r1") == 2
+
+
+LONG = "word " * 300
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (SimpleNamespace(messages=[{"role": "system", "content": "x" * 400}, {"role": "user", "content": LONG}]), 100),
+        (SimpleNamespace(prompt=LONG), PREAMBLE_TOKENS),
+        (SimpleNamespace(prompt=list(range(1000))), PREAMBLE_TOKENS),
+        (SimpleNamespace(prompt="short"), 0),
+        (ResponsesCall({"instructions": "x" * 400, "input": LONG}), 100),
+        (ResponsesCall({"input": [{"role": "system", "content": "x" * 80}, {"role": "user", "content": LONG}]}), 20),
+        (SimpleNamespace(), 0),
+    ],
+)
+def test_what_an_agents_requests_begin_with(body: Any, tokens: int) -> None:
+    assert _preamble_tokens(SimpleNamespace(args=[body])) == tokens  # type: ignore[arg-type]

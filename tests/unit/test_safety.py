@@ -97,6 +97,15 @@ def test_little_seen_is_no_reason_and_tenants_learn_apart() -> None:
     assert policy.admit(view(agent="c")) is None
 
 
+@pytest.mark.parametrize("rule", [{"tools": ["x"]}, {"patterns": [{"pattern": KEY}]}, {"forbidden_sequences": [["a"]]}])
+def test_a_route_that_no_rule_can_read(rule: dict[str, Any]) -> None:
+    request = view(is_readable=False, fields={"input": "sk-abcdefgh1"})
+    assert code(made(rule, fail_closed=True).admit(request)) == "unreadable_route"
+    open_ = made(rule)
+    assert open_.admit(request) is None and open_.counters() == {"flagged": 1}
+    assert made({"requests_per_minute": 5}, fail_closed=True).admit(request) is None
+
+
 def test_budgets() -> None:
     policy = made({"requests_per_minute": 2, "tokens_per_minute": 1000})
     clock = policy.substrate
@@ -219,6 +228,17 @@ def test_through_the_gateway_with_an_audit_log(tmp_path: Path) -> None:
         ("refused", "content_not_allowed"),
     ]
     assert "abcdefgh" not in audit.read_text() and "forbidden" not in audit.read_text()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_other_routes_are_no_way_round_it(path: str) -> None:
+    options = {"rules": [{"patterns": [{"pattern": "forbidden"}]}]}
+    bench = Bench(policies=[{"name": "safety", "fail_closed": True, "options": options}])
+    asked = (
+        {"messages": chat("forbidden")["messages"], "max_tokens": 5} if "messages" in path else {"input": "forbidden"}
+    )
+    assert bench.ask("POST", path, json={"model": "m", **asked}).status_code == 403
+    assert not bench.handle.requests
 
 
 def test_a_record_that_cannot_be_written_fails_closed(tmp_path: Path) -> None:

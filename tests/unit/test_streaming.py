@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from runtime_actor.messages import RequestAccepted
-from serve_app.streaming import DONE, EngineRefusal, client_events, complete_usage, error_of, open_response
+from serve_app.streaming import (
+    DONE,
+    EngineRefusal,
+    client_events,
+    complete_usage,
+    error_of,
+    open_response,
+    openai_stream,
+)
 
 ACCEPTED = RequestAccepted("r1", 100, 64)
 CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -28,7 +36,7 @@ def run(*values: Any) -> tuple[list[RequestAccepted], str]:
     async def main() -> tuple[list[RequestAccepted], str]:
         opened = await open_response(items(*values))
         seen = [opened.accepted] if opened.accepted is not None else []
-        return seen, "".join([event async for event in client_events(opened, 100, 100)])
+        return seen, "".join([event async for event in openai_stream(client_events(opened, 100, 100))])
 
     return asyncio.run(main())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections import Counter
@@ -11,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime_actor.counts import MAX_VISITS, gap_code, gap_seconds
-from runtime_actor.errors import CheckpointError
+from runtime_actor.counts import MAX_VISITS
 from runtime_actor.tables import OTHER
 from runtime_actor.transitions import END, START, TransitionModel
 
@@ -136,53 +134,6 @@ def test_state_comes_back_exactly_through_json(events: list, window: int, max_ag
     assert (back.steps.first == model.steps.first).all()
 
 
-def test_restore_into_a_smaller_window_keeps_the_newest() -> None:
-    model = TransitionModel(window=100)
-    for i in range(50):
-        model.observe("s", "ab"[i % 2], float(i))
-    cut = TransitionModel.restore(model.state(), window=5)
-    assert cut.observed == 5
-    assert sum(cut.counts().values()) == 5
-    cut.check_invariants()
-
-
-def packed(*step: int) -> str:
-    return base64.b64encode(bytes(step)).decode()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"version": 99},
-        {"slots": {}},
-        {"slots": 5},
-        {"steps": packed(0, 0, 250, 0, 0)},
-        {"steps": packed(0, 200, 0, 0, 0)},
-        {"steps": packed(0, 0, 0, 255, 0)},
-        {"steps": packed(0, 0, 0, 5, 9)},
-        {"steps": packed(0, 0, 0, 5)},
-        {"steps": "no base64!"},
-        {"steps": 7},
-        {"sessions": [["s", 1000, 0, 0.0, 1, []]]},
-        {"slots": {**TransitionModel(max_agents=4).state()["slots"], "free": [0, 0]}},
-        {"slots": {**TransitionModel(max_agents=4).state()["slots"], "names": []}},
-        {"slots": {**TransitionModel(max_agents=4).state()["slots"], "activity": [[0.0, float("nan")]] * 3}},
-        {"window": "many"},
-    ],
-)
-def test_damaged_state_is_refused(damage: dict) -> None:
-    model = TransitionModel(max_agents=4)
-    model.observe("s", "a", 0.0)
-    with pytest.raises(CheckpointError):
-        TransitionModel.restore(model.state() | damage)
-
-
-def test_state_that_is_no_state_is_refused() -> None:
-    for value in (None, [], "x", {}):
-        with pytest.raises(CheckpointError):
-            TransitionModel.restore(value)
-
-
 def test_start_end_and_repeats() -> None:
     model = TransitionModel()
     for agent in "aab":
@@ -224,86 +175,6 @@ def test_interleaved_sessions_learn_their_own_order() -> None:
         for session in range(16):
             model.observe(f"s{session}", "abc"[(turn + session) % 3], float(turn))
     assert set(model.counts()) <= {(START, x) for x in "abc"} | {("a", "b"), ("b", "c"), ("c", "a")}
-
-
-def test_an_idle_slot_goes_to_a_new_agent_and_its_sessions_to_other() -> None:
-    model = TransitionModel(window=4, max_agents=3)
-    model.observe("old", "a", 0.0)
-    for i in range(6):
-        model.observe("new", "b", float(i))
-    model.observe("new", "c", 7.0)
-    assert set(model.agents) == {"b", "c"}
-    assert model.name_of(model.sessions["old"].current) == OTHER
-    model.check_invariants()
-
-
-def test_agents_beyond_the_slots_share_other() -> None:
-    model = TransitionModel(max_agents=3)
-    for agent in "abcd":
-        model.observe("s", agent, 0.0)
-    assert model.counts()[("b", OTHER)] == 1
-    assert model.repeats() == {OTHER: 1}
-    assert model.slot_of("d") == model.slot_of("never seen") == model.other
-
-
-def team(model: TransitionModel, members: str, sessions: range) -> None:
-    for i in sessions:
-        for agent in members:
-            model.observe(f"{members}{i}", agent, float(i))
-        model.end(f"{members}{i}", float(i))
-
-
-def test_a_new_team_takes_the_slots_of_one_that_is_gone() -> None:
-    """Long before the window forgets the old team; and what is learnt of the new one is right from then on."""
-    model = TransitionModel(max_agents=4)
-    team(model, "abc", range(100))
-    model.observe("stays", "a", 0.0)
-    team(model, "xyz", range(300))
-    assert set(model.agents) == {"x", "y", "z"}
-    assert model.observed < model.window
-    assert model.name_of(model.sessions["stays"].current) == OTHER
-    assert model.probabilities()["x", "y"] > 0.9
-    assert model.counts()[(OTHER, END)] >= 100
-    model.check_invariants()
-
-
-def test_agents_that_come_once_take_no_slot() -> None:
-    model = TransitionModel(max_agents=4)
-    team(model, "abc", range(10))
-    for i in range(2000):
-        model.observe(f"stranger {i}", f"agent {i}", 100.0)
-        if i % 20 == 0:
-            team(model, "abc", range(i, i + 1))
-    assert set(model.agents) == {"a", "b", "c"}
-    assert model.probabilities()["a", "b"] == 1.0
-    model.check_invariants()
-
-
-def test_equally_active_agents_do_not_chase_each_other_out() -> None:
-    model = TransitionModel(max_agents=5)
-    before = 0
-    taken = set()
-    for i in range(4000):
-        model.observe("s", "abcdefgh"[i % 8], float(i))
-        taken.add(model.agents)
-        before = max(before, len(taken))
-    assert before <= 5, "four agents came first and stay"
-
-
-def test_a_state_of_the_version_before_is_read() -> None:
-    model = TransitionModel(max_agents=4)
-    team(model, "abc", range(100))
-    state = model.state()
-    slots = state.pop("slots")
-    window = TransitionModel(max_agents=4)._window
-    window.load(state.pop("steps"))
-    entries = [[s.before, s.source, s.target, s.gap_code and 1000, s.source_visits, s.target_visits] for s in window]
-    old = state | {"version": 2, "names": slots["names"], "free_slots": slots["free"], "entries": entries}
-    back = TransitionModel.restore(json.loads(json.dumps(old)))
-    assert back.counts() == model.counts() and back.agents == model.agents
-    for i in range(3):
-        back.observe("new", "xyz"[i], 0.0)
-    assert set(back.agents) == {"a", "b", "c"}, "the old ones count as active as their requests in the window"
 
 
 def test_expire_ends_silent_sessions() -> None:
@@ -384,23 +255,3 @@ def test_forecast_refuses_bad_input() -> None:
         model.forecast("unknown", 1)
     with pytest.raises(ValueError, match="window"):
         TransitionModel(window=0)
-
-
-def test_the_window_is_five_bytes_a_step() -> None:
-    model = TransitionModel(window=100)
-    for i in range(1000):
-        model.observe("s", f"agent {i % 7}", float(i))
-    assert len(base64.b64decode(model.state()["steps"])) == 500
-    steps = list(model._window)
-    assert [model.name_of(step.target) for step in steps] == [f"agent {i % 7}" for i in range(900, 1000)]
-
-
-@given(st.floats(0.02, 59_000.0))
-def test_a_gap_comes_back_from_its_code(gap_s: float) -> None:
-    assert gap_seconds()[gap_code(gap_s)] == pytest.approx(gap_s, rel=0.036)
-
-
-def test_short_and_endless_gaps() -> None:
-    assert gap_code(None) == 0
-    assert gap_code(-3.0) == gap_code(0.0) == 1
-    assert gap_code(1e9) == gap_code(math.inf) == len(gap_seconds()) - 1

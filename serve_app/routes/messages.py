@@ -1,0 +1,126 @@
+"""Anthropic's Messages over chat completions: both ways are translated by vLLM's own converters.
+
+System messages inside the conversation stay where they are: put on top, as vLLM does where it doesn't know the
+template, they would change the head of the prompt at each turn.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from runtime_actor.messages import RequestAccepted
+from serve_app import preparation
+from serve_app.engine_api import (
+    AnthropicMessagesRequest,
+    AnthropicServingMessages,
+    VLLMClientError,
+)
+from serve_app.http.errors import ApiError, bad_request, from_pydantic
+from serve_app.http.field_checks import CHAT
+from serve_app.recognition.canonical import strip_billing
+from serve_app.routes.route import Route, event
+from serve_app.streaming import DONE
+from serve_app.streaming import events as payloads_of
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class _Converter(AnthropicServingMessages):
+    """vLLM's converters without the engine that its constructor wants."""
+
+    def __init__(self) -> None:
+        self.stop_reason_map = STOP_REASONS
+
+
+class MessagesRoute(Route):
+    def __init__(self) -> None:
+        super().__init__(CHAT)
+        self._converter = _Converter()
+
+    def prepare(self, body: Mapping[str, Any], limits: preparation.Limits) -> dict[str, Any]:
+        return preparation.prepare(CHAT, chat_body(AnthropicMessagesRequest, body), limits)
+
+    def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
+        usage = getattr(first, "usage", None)
+        details = getattr(usage, "prompt_tokens_details", None)
+        converted: dict[str, Any] = self._converter.messages_full_converter(first).model_dump(exclude_none=True)
+        if details is None or details.cached_tokens is None:
+            cached = accepted.cached_tokens if accepted else 0
+            converted["usage"]["input_tokens"] -= cached
+            converted["usage"]["cache_read_input_tokens"] = cached
+        return converted
+
+    async def stream(self, events: AsyncIterator[str], accepted: RequestAccepted | None) -> AsyncIterator[str]:
+        failed: list[ApiError] = []
+        async for text in self._converter.message_stream_converter(_chunks(events, accepted, failed)):
+            yield text
+        if failed:
+            yield event("error", error_body(failed[0]))
+
+
+def chat_body(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request as a chat completion's JSON object. Raises ApiError."""
+    fields = {name: value for name, value in body.items() if value is not None}
+    if fields.get("messages") == []:
+        raise bad_request("`messages` must not be empty.", "messages", "invalid_value")
+    if "system" in fields:
+        fields["system"] = _system(fields["system"])
+    try:
+        chat = _Converter.to_chat_completion_request(kind.model_validate(fields), merge_inline_system=False)
+        chat_fields: dict[str, Any] = chat.model_dump(exclude={"messages"}, exclude_none=True, exclude_unset=True)
+        # The converter sets both; an error should name the one that the client sent.
+        chat_fields.pop("max_completion_tokens", None)
+        return {**chat_fields, "messages": [preparation.plain(message) for message in chat.messages]}
+    except ValidationError as error:
+        raise from_pydantic([dict(entry) for entry in error.errors()]) from None
+    except (VLLMClientError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise from_pydantic([{"type": "value_error", "loc": (), "msg": "", "ctx": {"error": error}}]) from None
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """Anthropic's shape, which holds OpenAI's."""
+    return {"type": "error", **error.body()}
+
+
+def _system(system: Any) -> Any:
+    """Without billing lines. vLLM drops the whole block that begins with one, whatever else it says."""
+    if isinstance(system, str):
+        return strip_billing(system)
+    if not isinstance(system, list):
+        return system
+    return [
+        {**block, "text": strip_billing(block["text"])}
+        if isinstance(block, dict) and isinstance(block.get("text"), str)
+        else block
+        for block in system
+    ]
+
+
+async def _chunks(
+    events: AsyncIterator[str], accepted: RequestAccepted | None, failed: list[ApiError]
+) -> AsyncGenerator[str, None]:
+    """Chat chunks one by one, the first with what the prompt took; an ApiError ends them and goes into `failed`."""
+    first = True
+    done = False
+    try:
+        async for text in events:
+            for payload in payloads_of(text):
+                done = done or payload == "[DONE]"
+                yield f"data: {_with_usage(payload, accepted) if first else payload}\n\n"
+                first = False
+    except ApiError as error:
+        failed.append(error)
+        return
+    if not done:
+        yield DONE
+
+
+def _with_usage(payload: str, accepted: RequestAccepted | None) -> str:
+    if accepted is None:
+        return payload
+    tokens = accepted.prompt_tokens
+    details = {"cached_tokens": accepted.cached_tokens}
+    usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens, "prompt_tokens_details": details}
+    return json.dumps({**json.loads(payload), "usage": usage})

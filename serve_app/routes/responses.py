@@ -1,0 +1,155 @@
+"""OpenAI's Responses: requests and answers are vLLM's own; kept here is only what the gateway stands for.
+
+Nothing is stored: `store` is answered as false, and what would need a store is refused.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from replicas.responses_call import ResponsesCall
+from runtime_actor.messages import RequestAccepted
+from serve_app import preparation
+from serve_app.engine_api import ResponsesRequest, VLLMClientError, construct_input_messages, construct_tool_dicts
+from serve_app.hints import REPLACED_FIELDS
+from serve_app.http.errors import ApiError, bad_request, from_pydantic
+from serve_app.http.field_checks import RESPONSES, check_fields
+from serve_app.http.structured_outputs import check_structured_outputs
+from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
+from serve_app.routes.route import Route, event
+
+STORED = ("previous_response_id", "conversation", "background", "prompt", "previous_input_messages")
+"""Fields that need a store of responses. vLLM's is one unbounded table a process, without an owner."""
+
+TOOL_KINDS = ("function", "namespace")
+"""vLLM drops others (web search, MCP and so on) without a word."""
+
+
+class ResponsesRoute(Route):
+    def __init__(self) -> None:
+        super().__init__(RESPONSES)
+
+    def prepare(self, body: Mapping[str, Any], limits: preparation.Limits) -> dict[str, Any]:
+        fields = {name: value for name, value in body.items() if value is not None}
+        check_fields(RESPONSES, fields)
+        preparation.check_numbers(RESPONSES, fields, limits)
+        for name in STORED:
+            if fields.get(name) not in (None, False):
+                raise bad_request(
+                    f"`{name}` is not supported: responses are not stored here; send the conversation in `input`.",
+                    name,
+                    "unsupported_value",
+                )
+        _check_tools(fields.get("tools", []))
+        check_structured_outputs(_as_chat(fields))
+        if isinstance(fields.get("instructions"), str):
+            fields["instructions"] = strip_billing(fields["instructions"])
+        if fields.get("input") in ([], ""):
+            raise bad_request("`input` must not be empty.", "input", "invalid_value")
+        fields["input"] = _without_billing(fields.get("input"))
+        try:
+            preparation.checked_messages(_messages(_parsed(fields)), limits.modalities)
+        except ApiError as error:
+            # The path is one of the messages that vLLM makes of the input.
+            raise error if error.param is None else _of_input(error) from None
+        kept = {name: value for name, value in fields.items() if name not in REPLACED_FIELDS}
+        return {**kept, "store": False}
+
+    def identity_view(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        request = _parsed(fields)
+        tools = construct_tool_dicts(request.tools, request.tool_choice)
+        view: dict[str, Any] = {"messages": _messages(request), "tools": None}
+        return {**view, "tools": [_without_nulls(tool) for tool in tools]} if tools else view
+
+    def request(self, fields: Mapping[str, Any]) -> ResponsesCall:
+        return ResponsesCall({**fields, "request_id": f"resp_{fields['request_id']}"})
+
+    def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
+        """vLLM counts cached tokens in every usage."""
+        return dict(first)
+
+    async def stream(self, events: AsyncIterator[str], accepted: RequestAccepted | None) -> AsyncIterator[str]:
+        """A failure is an event of type `error`, with the object that makes SDKs raise; no [DONE]."""
+        number = 0
+        try:
+            async for text in events:
+                number += text.count("event: ")
+                yield text
+        except ApiError as error:
+            inner = error.body()["error"]
+            yield event("error", {**inner, "type": "error", "sequence_number": number, "error": inner})
+
+
+def _parsed(fields: Mapping[str, Any]) -> Any:
+    """vLLM's request object. Raises ApiError."""
+    try:
+        return ResponsesRequest.model_validate(dict(fields))
+    except ValidationError as error:
+        raise from_pydantic([dict(entry) for entry in error.errors()]) from None
+    except RecursionError:
+        raise bad_request("The request is nested too deeply.", code="invalid_value") from None
+    except (VLLMClientError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise from_pydantic([{"type": "value_error", "loc": (), "msg": "", "ctx": {"error": error}}]) from None
+
+
+def _messages(request: Any) -> list[dict[str, Any]]:
+    """The chat messages that vLLM makes of a request's instructions and input. Raises ApiError."""
+    try:
+        made = construct_input_messages(request_instructions=request.instructions, request_input=request.input)
+        return [_joined(preparation.plain(message)) for message in made]
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        raise bad_request("`input` has an item that is not supported.", "input", "invalid_value") from None
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    """One text part reads as its text, as in a chat request."""
+    content = message.get("content")
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        text = content[0].get("text")
+        return {**message, "content": text} if isinstance(text, str) else message
+    return message
+
+
+def _without_billing(items: Any) -> Any:
+    """Billing lines out of the system messages that an input begins with."""
+    if not isinstance(items, list):
+        return items
+    cleaned: list[Any] = list(items)
+    for index, item in enumerate(items):
+        if not isinstance(item, dict) or item.get("role") not in LEADING_ROLES:
+            break
+        if isinstance(item.get("content"), str):
+            cleaned[index] = {**item, "content": strip_billing(item["content"])}
+    return cleaned
+
+
+def _check_tools(tools: Any) -> None:
+    if not isinstance(tools, list):
+        raise bad_request("`tools` must be an array.", "tools", "invalid_value")
+    for index, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind not in TOOL_KINDS:
+            where = f"tools[{index}].type"
+            raise bad_request(f"`{where}` must be one of {', '.join(TOOL_KINDS)}.", where, "unsupported_value")
+
+
+def _as_chat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A constraint under the names that chat completions have for it."""
+    constraint: dict[str, Any] = {"structured_outputs": fields.get("structured_outputs")}
+    text = fields.get("text")
+    format_ = text.get("format") if isinstance(text, dict) else None
+    if isinstance(format_, dict) and format_.get("type") == "json_schema":
+        constraint["response_format"] = {"type": "json_schema", "json_schema": {"schema": format_.get("schema")}}
+    return constraint
+
+
+def _of_input(error: ApiError) -> ApiError:
+    message = error.message.replace(f"`{error.param}`", "`input`: a message")
+    return bad_request(message, "input", error.code) if str(error.param).startswith("messages") else error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
