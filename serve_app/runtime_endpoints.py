@@ -35,6 +35,8 @@ class RuntimeEndpoints:
     _routing: Any
     _identities: Any
     _admission: Any
+    _quotas: Any
+    _tenants: Any
 
     def _caller(self, request: Request) -> Caller:
         raise NotImplementedError
@@ -44,17 +46,17 @@ class RuntimeEndpoints:
 
     async def runtime_state(self, request: Request) -> Response:
         """A tenant sees its own; an operator everybody's, or with `?tenant=` one tenant's."""
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         tenant = request.query_params.get("tenant") if caller.is_operator else caller.tenant
         try:
             await self._exchange.flush()
             state = await self._client.state(tenant)
         except RuntimeUnavailable:
             raise unavailable("The runtime actor is away; requests are still served.") from None
-        return JSONResponse({**state, "gateway": self._gateway_state()})
+        return JSONResponse({**state, "gateway": self._gateway_state(caller)})
 
     async def runtime_predict(self, request: Request) -> Response:
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         horizon = _horizon(request.query_params.get("horizon", "1"))
         declared = declared_value(request.query_params.get("session_id"))
         if declared is None:
@@ -73,7 +75,7 @@ class RuntimeEndpoints:
 
     async def runtime_events(self, request: Request) -> Response:
         """One event or {"events": [...]}; all are checked before the first is taken."""
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         body = await self._json_body(request)
         listed = body.get("events", None) if "events" in body else [body]
         if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_EVENTS_PER_CALL:
@@ -93,7 +95,7 @@ class RuntimeEndpoints:
 
     async def runtime_policy(self, request: Request) -> Response:
         """Operators only: switch a policy's mode, weight or prefetch while everything runs."""
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         if not caller.is_operator:
             raise ApiError(403, "Only an operator may change a policy.", code="forbidden")
         body = await self._json_body(request)
@@ -117,6 +119,13 @@ class RuntimeEndpoints:
     async def runtime_page(self, request: Request) -> Response:
         """The page itself holds no data; it asks /runtime/state with the viewer's own key."""
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"cache-control": "no-cache"})
+
+    def _runtime_caller(self, request: Request) -> Caller:
+        """Each call is work for the one actor. Raises ApiError 401 or 429."""
+        caller = self._caller(request)
+        if not caller.is_operator:
+            self._quotas.count_runtime_call(caller.tenant)
+        return caller
 
     async def _json_body(self, request: Request) -> dict[str, Any]:
         """Browsers send JSON across origins only after a preflight, which is refused."""
@@ -159,14 +168,21 @@ class RuntimeEndpoints:
             _duration_s(event.get("duration_s"), path),
         )
 
-    def _gateway_state(self) -> dict[str, Any]:
+    def _gateway_state(self, caller: Caller) -> dict[str, Any]:
+        """A tenant sees its own use; what all of them do together is for the operator."""
+        own = self._quotas.view(caller.tenant)
+        view: dict[str, Any] = {"tenant": own, "in_flight": own["in_flight"]}
+        if not caller.is_operator:
+            return view
         age_s = self._exchange.age_s
         return {
+            **view,
             "in_flight": self._admission.in_flight,
             "refused_in_flight": self._admission.refused,
             "routing": {"ranked": self._routing.ranked, "fallbacks": self._routing.fallbacks},
             "exchange_age_s": None if math.isinf(age_s) else round(age_s, 3),
             "dropped_events": self._exchange.buffer.dropped,
+            "keys": self._tenants.view(),
         }
 
 
