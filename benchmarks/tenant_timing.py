@@ -57,7 +57,10 @@ def p_value(one: list[float], other: list[float], rng: random.Random) -> float:
 
 
 def measure(first: Caller, second: Caller, rounds: int, rng: random.Random) -> dict[str, Any]:
-    warm, same, fresh, hits = [], [], [], 0
+    warm: list[float] = []
+    same: list[float] = []
+    fresh: list[float] = []
+    hits = 0
     for _ in range(rounds):
         text = prompt(rng)
         first.ask(text)
