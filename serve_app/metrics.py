@@ -30,12 +30,14 @@ class GatewayMetrics:
             )
         }
         self._seen = {"ranked": 0, "fallback": 0}
+        self.retries = 0
 
     def count_refusal(self, status: int) -> None:
         self._refusals.inc(1, {"status": str(status)})
 
     def count_retry(self) -> None:
         self._retries.inc(1)
+        self.retries += 1
 
     def publish_gauges(self, admission: Admission, exchange: GatewayExchange, routing: RoutingState) -> None:
         self._gauges["in_flight"].set(admission.in_flight)

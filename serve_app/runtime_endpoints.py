@@ -35,6 +35,7 @@ class RuntimeEndpoints:
     _routing: Any
     _identities: Any
     _admission: Any
+    _metrics: Any
     _quotas: Any
     _tenants: Any
 
@@ -179,6 +180,7 @@ class RuntimeEndpoints:
             **view,
             "in_flight": self._admission.in_flight,
             "refused_in_flight": self._admission.refused,
+            "retries": self._metrics.retries,
             "routing": {"ranked": self._routing.ranked, "fallbacks": self._routing.fallbacks},
             "exchange_age_s": None if math.isinf(age_s) else round(age_s, 3),
             "dropped_events": self._exchange.buffer.dropped,

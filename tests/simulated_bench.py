@@ -102,8 +102,8 @@ class DirectActor:
 class SimulatedBench:
     """`ask` sends a request as `tenant`; `gateway` overrides parts of the configuration's section."""
 
-    def __init__(self, *, keys: bool = True, **gateway: Any) -> None:
-        self.runtime = AgentRuntime(RuntimeSettings(), time.time)
+    def __init__(self, *, keys: bool = True, runtime: RuntimeSettings | None = None, **gateway: Any) -> None:
+        self.runtime = AgentRuntime(runtime or RuntimeSettings(), time.time)
         self.engine = TellingEngine(SimpleNamespace(model_id=MODEL), COST, ValueSettings())  # type: ignore[arg-type]
         self._numbers = itertools.count()
         self._events: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ class SimulatedBench:
         made._admission = Admission(config.gateway.max_in_flight, 1, made._quotas)
         made._limits = preparation.Limits(frozenset({"text"}), config.gateway.max_choices)
         made._context = ContextLimits(COST.max_model_len, COST.max_model_len)
-        made._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None)
+        made._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
         made._routing = RoutingState()
         made._client = actor
         made._exchange = GatewayExchange("g", actor.exchange, made._routing)

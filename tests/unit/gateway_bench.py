@@ -110,7 +110,7 @@ class Bench:
         gateway._admission = Admission(config.gateway.max_in_flight, 1, gateway._quotas)
         gateway._limits = preparation.Limits(frozenset({"text"}), 16)
         gateway._context = ContextLimits(100, 200)
-        gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None)
+        gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
         gateway._routing = self.routing
         gateway._client = self.actor
         gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing)
