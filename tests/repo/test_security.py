@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
 from serve_app.app import ENDPOINTS
 from serve_app.hints import FORWARDED_HEADERS, REPLACED_FIELDS
 
@@ -19,6 +21,23 @@ def test_files_that_it_names_exist(root: Path) -> None:
 def test_what_it_says_is_replaced_is_replaced() -> None:
     assert {"cache_salt", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"} <= REPLACED_FIELDS
     assert {"content-type", "user-agent", "accept", "traceparent", "tracestate"} == FORWARDED_HEADERS
+
+
+def test_the_openapi_description_has_each_path(root: Path) -> None:
+    described = yaml.safe_load((root / "docs" / "openapi.yaml").read_text())["paths"]
+    calls = {(path, method) for path, methods in described.items() for method in methods}
+    routed: set[tuple[str, str]] = set()
+
+    class Routes:
+        def get(self, path: str, **_: object) -> None:
+            routed.add((path.replace(":path", ""), "get"))
+
+        def post(self, path: str, **_: object) -> None:
+            routed.add((path.replace(":path", ""), "post"))
+
+    for route in ENDPOINTS.values():
+        route(Routes())
+    assert calls == routed
 
 
 def test_no_administration_endpoint_of_the_engine_is_routed() -> None:
