@@ -1,6 +1,6 @@
 """Faults by process id: kill, pause, slow, no more disk, cut and garble connections. Linux, own processes only.
 
-Connections are cut from outside by borrowing the process's own socket (`pidfd_getfd`), which needs the right to
+Sockets are meddled with from outside by borrowing the process's own socket (`pidfd_getfd`), which needs the right to
 trace it: the same user, or root.
 """
 
@@ -12,15 +12,22 @@ import os
 import resource
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 SYS_PIDFD_GETFD = 438
-CUT_EVERY_S = 0.05
-GARBAGE = b"\x00garbled\xff" * 16
+LOOK_EVERY_S = 0.05
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+DROP_ALL = struct.pack("HP", 1, ctypes.addressof(_DROP))
+"""A packet filter of one instruction: keep 0 bytes."""
+
+GARBAGE_BYTES = 128
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,33 +77,55 @@ def disk_full(pid: int, limit_bytes: int = 0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cut(pid: int, others: Collection[int], garble: bool = False) -> Iterator[list[int]]:
-    """Every connection between `pid` and the processes `others` is shut, also the ones they make anew; or gets bytes
-    that its protocol doesn't know. Yields a list of one number: how many were met so far."""
+def cut(pid: int, others: Collection[int]) -> Iterator[list[int]]:
+    """Nothing that the processes `others` send reaches `pid`, as behind a wall that says nothing: each socket between
+    them drops what comes in, and so do those that listen. Yields a list of one number: how many sockets."""
+    stop = threading.Event()
+    walled: set[int] = set()
+    met = [0]
+
+    def wall_up() -> None:
+        while not stop.is_set():
+            for descriptor in {*_between(pid, others), *_listening(pid)} - walled:
+                if _set_filter(pid, descriptor, SO_ATTACH_FILTER, DROP_ALL):
+                    walled.add(descriptor)
+            met[0] = len(walled)
+            stop.wait(LOOK_EVERY_S)
+
+    try:
+        with _in_thread(wall_up, stop):
+            yield met
+    finally:
+        for descriptor in walled:
+            _set_filter(pid, descriptor, SO_DETACH_FILTER, struct.pack("i", 0))
+
+
+@contextlib.contextmanager
+def meddling(pid: int, others: Collection[int], garble: bool = False) -> Iterator[list[int]]:
+    """Again and again every connection between `pid` and the processes `others` is shut, or gets bytes that its
+    protocol doesn't know. Yields a list of one number: how many were met so far."""
     stop = threading.Event()
     met = [0]
 
-    def keep_cutting() -> None:
+    def keep_on() -> None:
         while not stop.is_set():
             met[0] += meddle(pid, others, garble)
-            stop.wait(CUT_EVERY_S)
+            stop.wait(LOOK_EVERY_S)
 
-    with _in_thread(keep_cutting, stop):
+    with _in_thread(keep_on, stop):
         yield met
 
 
 def meddle(pid: int, others: Collection[int], garble: bool = False) -> int:
     """Once; returns the number of connections."""
-    ports = {connection.laddr.port for other in others for connection in _connections(other)}
     found = 0
-    for connection in _connections(pid):
-        if connection.raddr and connection.raddr.port in ports and connection.fd >= 0:
-            with contextlib.suppress(OSError), _borrowed(pid, connection.fd) as borrowed:
-                if garble:
-                    borrowed.send(GARBAGE, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                else:
-                    borrowed.shutdown(socket.SHUT_RDWR)
-                found += 1
+    for descriptor in _between(pid, others):
+        with contextlib.suppress(OSError), _borrowed(pid, descriptor) as borrowed:
+            if garble:
+                borrowed.send(os.urandom(GARBAGE_BYTES), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            else:
+                borrowed.shutdown(socket.SHUT_RDWR)
+            found += 1
     return found
 
 
@@ -117,10 +146,27 @@ def _go_on(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _connections(pid: int) -> list[psutil._common.pconn]:
+def _connections(pid: int) -> list[Any]:
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        return list(psutil.Process(pid).net_connections("tcp"))
+        return [found for found in psutil.Process(pid).net_connections("tcp") if found.fd >= 0]
     return []
+
+
+def _between(pid: int, others: Collection[int]) -> list[int]:
+    """Descriptors of `pid` whose other end is a socket of `others`."""
+    ports = {connection.laddr.port for other in others for connection in _connections(other)}
+    return [found.fd for found in _connections(pid) if found.raddr and found.raddr.port in ports]
+
+
+def _listening(pid: int) -> list[int]:
+    return [found.fd for found in _connections(pid) if found.status == psutil.CONN_LISTEN]
+
+
+def _set_filter(pid: int, descriptor: int, option: int, value: bytes) -> bool:
+    with contextlib.suppress(OSError), _borrowed(pid, descriptor) as borrowed:
+        borrowed.setsockopt(socket.SOL_SOCKET, option, value)
+        return True
+    return False
 
 
 @contextlib.contextmanager

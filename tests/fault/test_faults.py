@@ -105,18 +105,30 @@ def test_no_more_disk(peer: Peer) -> None:
     assert peer.ask(b"write") == b"written"
 
 
-def test_a_cut_connection_ends_and_the_next_one_too(peer: Peer) -> None:
+def test_what_is_cut_gets_nothing_and_gets_it_when_the_wall_is_gone(peer: Peer) -> None:
     with faults.cut(peer.process.pid, [os.getpid()]) as met:
-        assert peer.connection.recv(10) == b""
-        peer.connection.close()
-        peer.connection = peer.accept()
-        assert peer.connection.recv(10) == b""
+        while not met[0]:
+            threading.Event().wait(0.01)
+        peer.connection.sendall(b"hello")
+        peer.connection.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            peer.connection.recv(10)
+    peer.connection.settimeout(20)
+    assert peer.connection.recv(10) == b"hello"
+
+
+def test_a_connection_that_is_shut_ends_and_the_next_one_too(peer: Peer) -> None:
+    with faults.meddling(peer.process.pid, [os.getpid()]) as met:
+        for _ in range(2):
+            assert peer.connection.recv(10) == b""
+            peer.connection.close()
+            peer.connection = peer.accept()
     assert met[0] >= 2
 
 
 def test_a_garbled_connection_gets_other_bytes(peer: Peer) -> None:
     assert faults.meddle(peer.process.pid, [os.getpid()], garble=True) == 1
-    assert b"garbled" in peer.connection.recv(1000)
+    assert len(peer.connection.recv(1000)) == faults.GARBAGE_BYTES
 
 
 def test_connections_of_others_are_left_alone(peer: Peer) -> None:

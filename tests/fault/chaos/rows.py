@@ -165,11 +165,13 @@ def damaging(damage: Callable[[Any], None]) -> Fault:
     return fault
 
 
-def cutting(garble: bool = False) -> Fault:
+def between(disturb: Callable[..., AbstractContextManager[list[int]]], **how: bool) -> Fault:
+    """Between the actor and all gateways and replicas."""
+
     @contextlib.contextmanager
     def fault(server: ChaosServer) -> Iterator[None]:
         others = [*server.gateways, *server.replicas]
-        with faults.cut(server.actor, others, garble) as met:
+        with disturb(server.actor, others, **how) as met:
             yield
             if not met[0]:
                 raise RuntimeError("no connection was met")
@@ -206,8 +208,9 @@ ROWS = (
     Row("checkpoint truncated, actor killed", damaging(faults.truncate), check=used_the_previous),
     Row("checkpoint corrupt, actor killed", damaging(faults.corrupt), check=used_the_previous),
     Row("disk full 10 s", lambda server: faults.disk_full(server.actor), 10.0, check=saves_again),
-    Row("exchange cut 60 s", cutting(), 60.0),
-    Row("exchange garbled 10 s", cutting(garble=True), 10.0),
+    Row("exchange cut 60 s", between(faults.cut), 60.0),
+    Row("exchange's connections shut, 20 times a second, 20 s", between(faults.meddling), 20.0),
+    Row("exchange garbled 10 s", between(faults.meddling, garble=True), 10.0),
     Row("Serve controller killed", killing(lambda server: server.pids("ServeController")[0])),
     Row("gateway (ingress) killed", killing(lambda server: server.gateways[0])),
     Row("replica killed", killing(lambda server: server.replicas[0])),
