@@ -12,6 +12,7 @@ import yaml
 
 from runtime_actor.errors import ConfigurationError
 from serve_app import keys_file
+from serve_app.app import build_app
 from serve_app.config import GatewayConfig
 from serve_app.configuration.file import check_content
 from serve_app.http.errors import ApiError
@@ -111,6 +112,12 @@ def test_it_must_be_right_to_begin_with(tmp_path: Path) -> None:
             (tmp_path / "keys.yaml").write_text(content)
         with pytest.raises(ConfigurationError, match=r"gateway\.keys_file"):
             Tenants(GatewayConfig(keys_file=str(tmp_path / "keys.yaml")))
+
+
+def test_an_application_with_a_wrong_keys_file_is_not_built(tmp_path: Path) -> None:
+    args = {"model": {"id": "m", "source": "x"}, "engine": "simulated"}
+    with pytest.raises(ConfigurationError, match=r"gateway\.keys_file.*can't be read"):
+        build_app({**args, "gateway": {"keys_file": str(tmp_path / "none.yaml")}})
 
 
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:
