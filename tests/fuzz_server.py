@@ -10,11 +10,13 @@ import sys
 
 import uvicorn
 
+from runtime_actor.settings import RuntimeSettings
 from tests.simulated_bench import SimulatedBench
 
 
 def main(port: int) -> None:
-    bench = SimulatedBench()
+    bench = SimulatedBench(runtime=RuntimeSettings(replica_timeout_s=3600.0))
+    bench.report()
     uvicorn.run(bench.asgi, host="127.0.0.1", port=port, log_level="warning")
 
 
