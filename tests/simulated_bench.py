@@ -102,9 +102,11 @@ class DirectActor:
 class SimulatedBench:
     """`ask` sends a request as `tenant`; `gateway` overrides parts of the configuration's section."""
 
-    def __init__(self, *, keys: bool = True, runtime: RuntimeSettings | None = None, **gateway: Any) -> None:
+    def __init__(
+        self, *, keys: bool = True, runtime: RuntimeSettings | None = None, cost: CostModel = COST, **gateway: Any
+    ) -> None:
         self.runtime = AgentRuntime(runtime or RuntimeSettings(), time.time)
-        self.engine = TellingEngine(SimpleNamespace(model_id=MODEL), COST, ValueSettings())  # type: ignore[arg-type]
+        self.engine = TellingEngine(SimpleNamespace(model_id=MODEL), cost, ValueSettings())  # type: ignore[arg-type]
         self._numbers = itertools.count()
         self._events: list[dict[str, Any]] = []
         config = load({"model": {"id": MODEL, "source": "x"}, "gateway": {**(_keys() if keys else {}), **gateway}})

@@ -26,12 +26,14 @@ Fault = Callable[[ChaosServer], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`hold_s`: how long the fault lasts; 0 for one that is over at once. `check` looks at the state afterwards and
+    """`hold_s`: how long the fault lasts; 0 for one that is over at once. `replaces`: a replica is gone, so that all is
+    there again when another one has taken its place. `check` looks at the state afterwards and
     says in a word what is to be known of it; it raises AssertionError for what must not be."""
 
     name: str
     fault: Fault
     hold_s: float = 0.0
+    replaces: bool = False
     check: Callable[[dict[str, Any]], str] = lambda state: ""
     engines: tuple[str, ...] = ("vllm", "simulated")
 
@@ -71,7 +73,8 @@ def run_row(row: Row, server: ChaosServer, load: Load, hold_scale: float = 1.0) 
             if row.hold_s:
                 time.sleep(row.hold_s * hold_scale)
                 notes = _while_it_lasts(server)
-        whole_s = server.wait_until(server.is_whole, RECOVERY_LIMIT_S)
+        old = {replica["replica"] for replica in before["replicas"]} if row.replaces else set()
+        whole_s = server.wait_until(lambda: server.is_whole(other_than=old), RECOVERY_LIMIT_S)
         served = load.answered
         server.wait_until(lambda: load.answered >= served + WARM_ANSWERS, RECOVERY_LIMIT_S)
     finally:
@@ -214,8 +217,8 @@ ROWS = (
     Row("exchange's connections shut, 20 times a second, 20 s", between(faults.meddling), 20.0),
     Row("Serve controller killed", killing(lambda server: server.pids("ServeController")[0])),
     Row("gateway (ingress) killed", killing(lambda server: server.gateways[0])),
-    Row("replica killed", killing(lambda server: server.replicas[0])),
-    Row("EngineCore killed", killing(lambda server: server.pids("EngineCore")[0]), engines=("vllm",)),
+    Row("replica killed", killing(lambda server: server.replicas[0]), replaces=True),
+    Row("EngineCore killed", killing(lambda server: server.pids("EngineCore")[0]), replaces=True, engines=("vllm",)),
     Row("HTTP proxy killed", killing(lambda server: server.pids("ProxyActor")[0])),
     Row("exchange garbled 10 s", between(faults.meddling, garble=True), 10.0),
 )

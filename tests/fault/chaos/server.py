@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,13 @@ class ChaosServer:
             return None
         return answer.json() if answer.status_code == 200 else None
 
-    def is_whole(self, replicas: int = 2) -> bool:
-        """The actor answers, and all replicas have reported to it lately."""
+    def is_whole(self, replicas: int = 2, other_than: Collection[str] = ()) -> bool:
+        """The actor answers, and all replicas have reported to it lately; they aren't just those of `other_than`."""
         found = self.state()
-        return found is not None and sum(replica["age_s"] < 5.0 for replica in found["replicas"]) == replicas
+        if found is None:
+            return False
+        names = {replica["replica"] for replica in found["replicas"] if replica["age_s"] < 5.0}
+        return len(names) == replicas and (not other_than or bool(names.difference(other_than)))
 
     def wait_until(self, holds: Any, limit_s: float) -> float | None:
         """Seconds it took; None if it didn't happen."""
