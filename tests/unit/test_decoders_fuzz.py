@@ -28,6 +28,7 @@ def learned() -> Kit:
 
 KIT = learned()
 CONTENT = checkpoint.encode(KIT.runtime.dump())
+DUMP = json.loads(CONTENT.split(b"\n", 1)[1])
 (TABLES,) = KIT.exchange().tables.values()
 
 MANY = settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -60,7 +61,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None
         return
     with contextlib.suppress(CheckpointError):
         # White space in the header and the like may be read; the state is the same then, by its checksum.
-        assert checkpoint.read_checkpoint(path) == KIT.runtime.dump()
+        assert checkpoint.read_checkpoint(path) == DUMP
 
 
 @MANY
@@ -115,7 +116,6 @@ def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-DUMP = json.loads(CONTENT.split(b"\n", 1)[1])
 PLACES = paths(DUMP)
 
 

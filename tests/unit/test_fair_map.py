@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_actor.event_buffer import EventBuffer
@@ -14,6 +14,7 @@ from runtime_actor.messages import SessionEnded
 OWNERS = ("a", "b", "c")
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 12),
     st.lists(st.tuples(st.sampled_from(OWNERS), st.integers(0, 15), st.booleans()), max_size=120),
@@ -73,6 +74,7 @@ def test_a_flood_of_events_pushes_out_its_own_only() -> None:
     assert len(kept) == 10 and buffer.dropped == 993
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["add", "add", "take", "back"]), max_size=60))
 def test_the_buffer_keeps_the_order_over_tenants(steps: list[str]) -> None:
     buffer = EventBuffer(max_events=1000, max_bytes=1 << 20)

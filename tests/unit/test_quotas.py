@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_actor.messages import RequestAccepted
@@ -102,6 +102,7 @@ def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing() -> None:
     refusal(used.count_request, "t")
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(1, 3)), max_size=60), st.integers(1, 30))
 def test_no_minute_sees_more_than_a_bucket_and_its_refill(steps: list[tuple[float, int]], limit: int) -> None:
     clock = Clock()
