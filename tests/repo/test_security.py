@@ -57,5 +57,6 @@ def test_no_administration_endpoint_of_the_engine_is_routed() -> None:
     openai = {path for path in paths.seen if path.startswith("/v1/")} | {"/tokenize", "/detokenize"}
     assert paths.seen == own | openai
     assert {path for path in openai if path.startswith("/v1/")} == {
-        "/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/v1/completions",
+        "/v1/models", "/v1/models/{model:path}", "/v1/chat/completions", "/v1/completions", "/v1/responses",
+        "/v1/messages", "/v1/messages/count_tokens",
     }  # fmt: skip

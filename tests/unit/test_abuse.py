@@ -152,7 +152,7 @@ def hashes(text: str, count: int) -> list[bytes]:
 
 def test_an_engine_keeps_a_tenants_owners_through_anothers_flood() -> None:
     directory = OwnerDirectory(
-        ValueSettings(max_sessions=20, max_shared_owners=10), prefixes=SharedPrefixes(max_digests=100)
+        ValueSettings(max_sessions=20, max_shared_owners=10), prefixes=SharedPrefixes(max_prefixes=4096)
     )
 
     def arrive(workload: str, agent: str, session: str, blocks: list[bytes]) -> Any:
