@@ -9,6 +9,7 @@ import numpy as np
 
 from replicas.cache.anchor_finder import FoundAnchor
 from runtime_actor.errors import MessageError
+from runtime_actor.messages import MAX_REPORTED_AGENTS
 
 TOKEN_BYTES = 4
 """Token ids travel as little-endian int32."""
@@ -103,8 +104,11 @@ class AnchorStore:
         self._announced.clear()
 
     def listing(self) -> dict[str, dict[str, list]]:
-        """workload -> agent -> [digest, tokens] of the most recently used anchor of each agent."""
+        """workload -> agent -> [digest, tokens] of the most recently used anchor of each agent; of a workload's agents
+        those `MAX_REPORTED_AGENTS` that were used last."""
         listing: dict[str, dict[str, list]] = {}
-        for digest, anchor in self._anchors.items():
-            listing.setdefault(anchor.workload, {})[anchor.agent] = [digest, anchor.num_tokens]
+        for digest, anchor in reversed(self._anchors.items()):
+            of_workload = listing.setdefault(anchor.workload, {})
+            if len(of_workload) < MAX_REPORTED_AGENTS:
+                of_workload.setdefault(anchor.agent, [digest, anchor.num_tokens])
         return listing

@@ -119,7 +119,7 @@ class RuntimeActor:
         self._keep_house()
         view = self._runtime.state(tenant)
         if tenant is None and self._store is not None:
-            view["checkpoint"] = {"saved": self._store.saved, "failed": self._store.failed}
+            view["checkpoint"] = self._store.view()
         return view
 
     async def predict(self, tenant: str, session: str, horizon: int) -> dict[str, Any] | None:

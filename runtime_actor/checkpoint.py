@@ -1,8 +1,10 @@
 """State to disk and back, so that a restarted actor keeps what it learned.
 
 A file is one JSON header line (magic, format version, length and sha256 of the body) and a JSON body. It
-is written beside the old one, flushed to the disk and renamed; the old one is kept as `.previous`. A lock
-file reserves a name for one process: a second cluster with the same directory gets the next free name.
+is written beside the old one, flushed to the disk and renamed; the old one is kept as `.previous`. A file that
+can't be used (damaged, or of a version that this code doesn't read) is put aside as `.refused`, so that the next
+save overwrites neither it nor the older one that was used instead. A lock file reserves a name for one process: a
+second cluster with the same directory gets the next free name.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +47,26 @@ class CheckpointStore:
         self._path: Path | None = None
         self.saved = 0
         self.failed = 0
+        self.loaded = "nothing"
+        """What the state began from: "checkpoint", "previous" or "nothing"."""
+        self.refused: list[str] = []
+        """Why files weren't used, at most one reason each."""
+        self.error: str | None = None
+        """Why the last save failed; None once one succeeded."""
+        self._saved_s: float | None = None
         self._complained = False
+
+    def view(self) -> dict[str, Any]:
+        """For an operator in /runtime/state."""
+        return {
+            "format": FORMAT_VERSION,
+            "saved": self.saved,
+            "failed": self.failed,
+            "error": self.error,
+            "saved_age_s": None if self._saved_s is None else round(time.monotonic() - self._saved_s, 3),
+            "loaded": self.loaded,
+            "refused": list(self.refused),
+        }
 
     @property
     def path(self) -> Path | None:
@@ -94,17 +116,23 @@ class CheckpointStore:
     def load(self, restore: Callable[[Any], T]) -> T | None:
         """`restore` of the newest usable state: the current file, else the previous one, else None.
 
-        What is damaged is said once a file and left where it is until the next save but one.
+        What can't be used is said once and put aside.
         """
         if self._path is None:
             return None
-        for path in (self._path, _previous(self._path)):
+        for name, path in (("checkpoint", self._path), ("previous", _previous(self._path))):
             try:
-                return restore(read_checkpoint(path))
+                state = restore(read_checkpoint(path))
             except FileNotFoundError:
                 continue
             except (CheckpointError, OSError) as error:
                 logger.warning("checkpoint %s not used: %s", path, error)
+                self.refused.append(f"{name}: {error}")
+                with contextlib.suppress(OSError):
+                    os.replace(path, path.with_suffix(f"{path.suffix}.refused"))
+                continue
+            self.loaded = name
+            return state
         return None
 
     # --- save ---------------------------------------------------------------------------------------
@@ -124,17 +152,21 @@ class CheckpointStore:
             _sync_directory(self._directory)
         except (OSError, ValueError, TypeError) as error:
             self.failed += 1
+            self.error = str(error)
             self._complain(f"checkpoint {self._path} not written: {error}")
             with contextlib.suppress(OSError):
                 temporary.unlink()
             return False
         self.saved += 1
+        self.error = None
+        self._saved_s = time.monotonic()
         self._complained = False
         return True
 
     def _complain(self, text: str) -> None:
         if not self._complained:
             self._complained = True
+            self.error = self.error or text
             logger.warning("%s; serving goes on without it", text)
 
 

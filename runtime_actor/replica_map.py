@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_actor.errors import MessageError
-from runtime_actor.messages import AnchorRecorded, ReplicaReport
+from runtime_actor.fair_map import FairMap
+from runtime_actor.messages import MAX_REPORTED_AGENTS, AnchorRecorded, ReplicaReport
 
-MAX_AGENTS_PER_WORKLOAD = 512
 MAX_NUMBER = 2**53
 MAX_SESSIONS_PER_REPORT = 65536
 TOKEN_BYTES = 4
@@ -126,51 +126,58 @@ class Anchor:
 
 
 class AnchorStore:
-    """Newest anchor of each (workload, agent), bounded in number and bytes; the least used goes first.
+    """Newest anchor of each (workload, agent), bounded in number and bytes; the least used goes first, of a workload
+    that has more than its share before others'.
 
     Token ids are a client's text: they stay in memory and never go into a checkpoint.
     """
 
     def __init__(self, max_anchors: int, max_bytes: int) -> None:
-        self.max_anchors = max_anchors
         self.max_bytes = max_bytes
-        self._anchors: OrderedDict[tuple[str, str], Anchor] = OrderedDict()
+        self._anchors: FairMap[str, Anchor] = FairMap(max_anchors)
         self.num_bytes = 0
         self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._anchors)
 
+    @property
+    def max_anchors(self) -> int:
+        return self._anchors.cap
+
+    @max_anchors.setter
+    def max_anchors(self, cap: int) -> None:
+        self._anchors.cap = cap
+
     def record(self, event: AnchorRecorded) -> None:
         """Raises MessageError for token ids that aren't whole int32 values."""
         if not event.token_ids or len(event.token_ids) % TOKEN_BYTES:
             raise MessageError(f"anchor_recorded: token_ids of {len(event.token_ids)} bytes aren't int32 values")
-        key = (event.workload, event.agent)
-        self._remove(key)
+        self._remove(event.workload, event.agent)
         tokens = len(event.token_ids) // TOKEN_BYTES
-        self._anchors[key] = Anchor(event.digest, tokens, event.token_ids, event.cache_salt, event.lora_name)
+        kept = Anchor(event.digest, tokens, event.token_ids, event.cache_salt, event.lora_name)
+        self._anchors.part(event.workload)[event.agent] = kept
         self.num_bytes += len(event.token_ids)
         while len(self._anchors) > self.max_anchors or self.num_bytes > self.max_bytes:
-            self._remove(next(iter(self._anchors)))
+            self._remove(*self._anchors.oldest(event.workload))
             self.dropped += 1
 
     def get(self, workload: str, agent: str) -> Anchor | None:
-        anchor = self._anchors.get((workload, agent))
+        anchor = self._anchors.get(workload, agent)
         if anchor is not None:
-            self._anchors.move_to_end((workload, agent))
+            self._anchors.part(workload).move_to_end(agent)
         return anchor
 
     def forget_workload(self, workload: str) -> None:
-        for key in [key for key in self._anchors if key[0] == workload]:
-            self._remove(key)
+        self.num_bytes -= sum(len(anchor.token_ids) for anchor in self._anchors.drop(workload))
 
-    def _remove(self, key: tuple[str, str]) -> None:
-        anchor = self._anchors.pop(key, None)
+    def _remove(self, workload: str, agent: str) -> None:
+        anchor = self._anchors.pop(workload, agent)
         if anchor is not None:
             self.num_bytes -= len(anchor.token_ids)
 
     def check_invariants(self) -> None:
-        assert self.num_bytes == sum(len(a.token_ids) for a in self._anchors.values())
+        assert self.num_bytes == sum(len(a.token_ids) for _, part in self._anchors for a in part.values())
         assert len(self._anchors) <= self.max_anchors and self.num_bytes <= self.max_bytes
 
 
@@ -191,8 +198,8 @@ def _check_nested(name: str, values: Mapping[Any, Any], valid: Any) -> None:
     for workload, by_agent in values.items():
         if not isinstance(workload, str) or not isinstance(by_agent, dict):
             raise MessageError(f"replica_report: {name!r} must map workload -> agent -> value")
-        if len(by_agent) > MAX_AGENTS_PER_WORKLOAD:
-            raise MessageError(f"replica_report: {name!r} names more than {MAX_AGENTS_PER_WORKLOAD} agents")
+        if len(by_agent) > MAX_REPORTED_AGENTS:
+            raise MessageError(f"replica_report: {name!r} names more than {MAX_REPORTED_AGENTS} agents")
         if not all(isinstance(agent, str) and valid(value) for agent, value in by_agent.items()):
             raise MessageError(f"replica_report: {name!r} has a value of the wrong type")
 

@@ -168,7 +168,9 @@ class Slots:
     def broken(self, uses: dict[int, int]) -> list[str]:
         """Names of what doesn't hold, given how often the window names each slot."""
         counted = all(
-            (slot in self.free) == (uses.get(slot, 0) == 0) and self.uses[slot] == uses.get(slot, 0)
+            (slot in self.free) == (uses.get(slot, 0) == 0)
+            and self.uses[slot] == uses.get(slot, 0)
+            and (slot in self.free or self.names[slot] is not None)
             for slot in range(self.other)
         )
         named = all(self.names[slot] == name for name, slot in self._of.items())

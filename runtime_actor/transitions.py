@@ -341,6 +341,7 @@ class TransitionModel:
         uses = dict(enumerate(self._window.uses().tolist()))
         positions = all(
             0 <= p.current <= self.other
+            and self._slots.names[p.current] is not None
             and 0 <= p.previous <= self.start
             and all(0 <= slot <= self.other and 1 <= n <= MAX_VISITS for slot, n in p.visits.items())
             for p in self._sessions.values()

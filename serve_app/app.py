@@ -27,6 +27,7 @@ from serve_app.gateway import Gateway
 from serve_app.http.app import make_app
 from serve_app.router import AgentRequestRouter
 from serve_app.settings import GatewaySettings
+from serve_app.tenants import Tenants
 
 SERVER_CLASS = "replicas.server:AgentLLMServer"
 SIMULATED_CLASS = "replicas.simulated:SimulatedLLMServer"
@@ -61,6 +62,8 @@ ENDPOINTS = {
 def build_app(args: dict) -> Application:
     """Raises ConfigurationError in one line that names key, value and what is allowed."""
     config = load(args)
+    # A keys file that can't be used is said now, rather than by a gateway that doesn't start.
+    Tenants(config.gateway)
     version = int(time.time())
     model = _model_source(config)
     model_tokens = _model_tokens(config, model)

@@ -96,10 +96,31 @@ class ApiKey(Section):
     operator: bool = False
 
 
-class GatewayConfig(Section):
-    """Limits of what a client may send and how long it may take."""
+class Quota(Section):
+    """What one tenant may use of one gateway process; null is no limit of its own."""
 
-    api_keys: list[ApiKey] = []
+    max_in_flight: int | None = Field(default=None, ge=1, le=100_000)
+    requests_per_minute: int | None = Field(default=None, ge=1, le=10_000_000)
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=10_000_000_000)
+
+
+class KeyRing(Section):
+    """Who may come in, and what each tenant may use; `quotas` by tenant, whole, instead of the common one."""
+
+    api_keys: list[ApiKey] = Field(default=[], max_length=4096)
+    quotas: dict[str, Quota] = Field(default={}, max_length=4096)
+
+
+class GatewayConfig(KeyRing):
+    """Limits of what a client may send and how long it may take.
+
+    `keys_file` is read on top of `api_keys` and `quotas`, and again when it changes. `quota` is for tenants without
+    one of their own. `cache_groups` name tenants that share one prefix cache; without, nobody shares.
+    """
+
+    keys_file: str | None = Field(default=None, min_length=1, max_length=4096)
+    quota: Quota = Quota()
+    cache_groups: dict[str, list[str]] = Field(default={}, max_length=4096)
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1 << 30)
     max_header_bytes: int = Field(default=32 * 1024, ge=1024, le=1 << 20)
     max_json_depth: int = Field(default=64, ge=4, le=256)
@@ -111,6 +132,26 @@ class GatewayConfig(Section):
     body_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     cors_origins: list[str] = []
     secret_file: str | None = Field(default=None, min_length=1, max_length=4096)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients need a key; a keys file without keys lets nobody in."""
+        return bool(self.api_keys) or self.keys_file is not None
+
+    @model_validator(mode="after")
+    def _one_group_each(self) -> "GatewayConfig":
+        grouped = [tenant for tenants in self.cache_groups.values() for tenant in tenants]
+        for tenant in grouped:
+            if grouped.count(tenant) > 1:
+                raise ValueError(f"cache_groups: tenant {tenant} is named twice; allowed: once in all groups")
+        return self
+
+    def cache_owner(self, tenant: str) -> str:
+        """Whose prefix cache the tenant uses: its own, or its group's. A tenant's name can't hold a colon."""
+        for group, tenants in self.cache_groups.items():
+            if tenant in tenants:
+                return f"group:{group}"
+        return tenant
 
 
 class AppConfig(Section):

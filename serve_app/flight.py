@@ -3,27 +3,32 @@
 from collections.abc import Callable
 
 from serve_app.http.errors import overloaded
+from serve_app.quotas import TenantQuotas
 
 
 class Admission:
-    """At most `limit` requests in flight; beyond it a 429 that says when to come back."""
+    """At most `limit` requests in flight, and of a tenant what its quota allows; beyond it a 429 that says when
+    to come back."""
 
-    def __init__(self, limit: int, retry_after_s: int) -> None:
+    def __init__(self, limit: int, retry_after_s: int, quotas: TenantQuotas) -> None:
         self._limit = limit
         self._retry_after_s = retry_after_s
+        self._quotas = quotas
         self.in_flight = 0
         self.refused = 0
 
-    def admit(self) -> "Slot":
+    def admit(self, tenant: str) -> "Slot":
         """Raises ApiError 429."""
         if self.in_flight >= self._limit:
             self.refused += 1
             raise overloaded(self._retry_after_s)
+        self._quotas.enter(tenant)
         self.in_flight += 1
-        return Slot(self._release)
+        return Slot(lambda: self._release(tenant))
 
-    def _release(self) -> None:
+    def _release(self, tenant: str) -> None:
         self.in_flight -= 1
+        self._quotas.leave(tenant)
 
 
 class Slot:

@@ -41,6 +41,7 @@ from serve_app.memo_endpoints import MemoEndpoints
 from serve_app.metrics import GatewayMetrics
 from serve_app.policies.desk import NO_TICKET, Ticket, desk_of
 from serve_app.policies.memo_desk import MemoDesk
+from serve_app.quotas import TenantQuotas
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
 from serve_app.routes.messages import MessagesRoute, chat_body
@@ -85,9 +86,10 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         super().__init__(llm_deployments, model_cards)
         self._settings = settings
         config = settings.config
-        self._tenants = Tenants(config.gateway.api_keys)
+        self._tenants = Tenants(config.gateway)
+        self._quotas = TenantQuotas(self._tenants.quota)
         self._identities = IdentityResolver(settings.secret, ConversationIndex())
-        self._admission = Admission(config.gateway.max_in_flight, config.gateway.retry_after_s)
+        self._admission = Admission(config.gateway.max_in_flight, config.gateway.retry_after_s, self._quotas)
         self._limits = preparation.Limits(frozenset(config.model.modalities), config.gateway.max_choices)
         self._context = ContextLimits(settings.usable_tokens, settings.model_tokens)
         self._metrics = GatewayMetrics()
@@ -134,7 +136,9 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         """Of a Messages request, which /tokenize counts as the chat completion it is served as."""
         fields = chat_body(AnthropicCountTokensRequest, await self._utility_body(request))
         fields["messages"] = preparation.checked_messages(fields["messages"], self._limits.modalities)
-        counted = await self._utility("tokenize", preparation.parsed(TokenizeChatRequest, fields))
+        counted = await self._utility(
+            "tokenize", preparation.parsed(TokenizeChatRequest, fields), self._caller(request).tenant
+        )
         return JSONResponse({"input_tokens": json.loads(bytes(counted.body))["count"]})
 
     async def tokenize(self, request: Request) -> Response:
@@ -142,11 +146,13 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
         if "messages" in body:
             body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)["messages"]
-        return await self._utility("tokenize", preparation.parsed(kind, body))
+        return await self._utility("tokenize", preparation.parsed(kind, body), self._caller(request).tenant)
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._utility_body(request)
-        return await self._utility("detokenize", preparation.parsed(DetokenizeRequest, body))
+        return await self._utility(
+            "detokenize", preparation.parsed(DetokenizeRequest, body), self._caller(request).tenant
+        )
 
     async def healthz(self) -> Response:
         return JSONResponse({"status": "ok"})
@@ -169,19 +175,31 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         arrived_s = time.time()
         headers = fold_headers(request.headers.raw)
         caller = self._caller(request, headers)
-        body = await read_object(request, self._settings.config.gateway)
-        self._check_model(body.get("model"))
-        fields = route.prepare(body, self._limits)
-        priority, report = read_hints(headers, body)
-        slot = self._admission.admit()
-        resolved = self._identities.resolve(caller.tenant, headers, {**body, **route.identity_view(fields)})
+        self._quotas.count_request(caller.tenant)
+        # Before the body is read: what is in flight bounds what is held of bodies too.
+        slot = self._admission.admit(caller.tenant)
+        try:
+            body = await read_object(request, self._settings.config.gateway)
+            self._check_model(body.get("model"))
+            fields = route.prepare(body, self._limits)
+            priority, report = read_hints(headers, body)
+            resolved = self._identities.resolve(caller.tenant, headers, {**body, **route.identity_view(fields)})
+        except BaseException:
+            slot.free()
+            raise
         flight = Flight(slot, resolved.identity, resolved, report, arrived_s)
+        return await self._fly(route, flight, fields, priority, headers)
+
+    async def _fly(
+        self, route: Route, flight: Flight, fields: dict[str, Any], priority: int, headers: dict[str, str]
+    ) -> Response:
+        """Ask a replica and answer; whatever happens, all that the flight holds is given back."""
         handed_over = False
         try:
             view = route.identity_view(fields)
             readable = route.method in (CHAT, COMPLETIONS)
             flight.ticket = await self._policies.enter(
-                resolved.identity, fields, view, priority, headers, report, readable
+                flight.identity, fields, view, priority, headers, flight.report, readable
             )
             exchange = self._start(route, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
@@ -208,7 +226,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
     ) -> Exchange:
         identity = flight.identity
         tag = OwnerTag(identity.workload, identity.agent, identity.session)
-        salt = cache_salt(self._settings.secret, identity.tenant)
+        salt = cache_salt(self._settings.secret, self._settings.config.gateway.cache_owner(identity.tenant))
         allowed_priority = priority if self._settings.has_priorities else 0
         raw = RawRequestInfo(headers=forwarded_headers(headers))
         handle = self._get_configured_serve_handle(self._settings.config.model.id)
@@ -234,6 +252,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         flight.announced = True
         self._identities.accept(flight.resolved)
         if accepted is not None:
+            self._quotas.take_tokens(identity.tenant, accepted.prompt_tokens)
             self._routing.record(
                 identity.workload, identity.session, identity.agent, accepted.replica, accepted.prompt_tokens
             )
@@ -264,6 +283,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         content = route.answer(opened.first, flight.accepted)
         flight.ticket.content(content)
         flight.answer.add_response(content)
+        self._quotas.take_tokens(flight.identity.tenant, _completion_tokens(content))
         return JSONResponse(content, headers=headers)
 
     def _headers(self, flight: Flight) -> dict[str, str]:
@@ -286,6 +306,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         identity = flight.identity
         if flight.announced:
             self._identities.answered(flight.resolved, str(flight.answer))
+            self._quotas.take_tokens(identity.tenant, flight.answer.streamed_events)
         if identity.ends_session and flight.announced:
             self._end_session(identity.tenant, identity.workload, identity.session)
 
@@ -319,14 +340,14 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         }
 
     async def _utility_body(self, request: Request) -> dict[str, Any]:
-        self._caller(request)
+        self._quotas.count_request(self._caller(request).tenant)
         body = await read_object(request, self._settings.config.gateway)
         self._check_model(body.get("model"))
         return {name: value for name, value in body.items() if value is not None}
 
-    async def _utility(self, method: str, engine_request: Any) -> Response:
+    async def _utility(self, method: str, engine_request: Any, tenant: str) -> Response:
         """One item in, one out; takes a place among the requests in flight."""
-        slot = self._admission.admit()
+        slot = self._admission.admit(tenant)
         handle = self._get_configured_serve_handle(self._settings.config.model.id)
         exchange = Exchange(
             send=lambda _: getattr(handle, method).remote(engine_request, RawRequestInfo(headers={})),
@@ -355,3 +376,11 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._on_end()
+
+
+def _completion_tokens(content: Any) -> int:
+    """Of a whole answer, under the name of its route."""
+    usage = content.get("usage") if isinstance(content, dict) else None
+    if not isinstance(usage, dict):
+        return 0
+    return int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)

@@ -155,7 +155,7 @@ class IdentityResolver:
         identity = resolved.identity
         if resolved.claim is not None:
             self.conversations.record(resolved.claim, identity.session, resolved.agent.speaker)
-        self.quotes.note(resolved.lines, identity.session, identity.agent, resolved.agent.speaker)
+        self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, resolved.agent.speaker)
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
 
     def answered(self, resolved: Resolved, text: str) -> None:
@@ -163,7 +163,7 @@ class IdentityResolver:
         if resolved.accepted and text:
             identity = resolved.identity
             lines = lines_of_answer(identity.tenant, text)
-            self.quotes.note_answer(lines, identity.session, resolved.agent.speaker)
+            self.quotes.note_answer(identity.tenant, lines, identity.session, resolved.agent.speaker)
 
     def refuse(self, resolved: Resolved) -> None:
         if resolved.claim is not None:
@@ -197,7 +197,7 @@ class IdentityResolver:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
         text = (scope + content).hex()
-        template = self.templates.name_of(text, scope + of_tools, lambda: (reading.system, reading.asked))
+        template = self.templates.name_of(tenant, text, scope + of_tools, lambda: (reading.system, reading.asked))
         known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
         return _Agent(self._id("a", tenant, known_as), "content", label, text)
 
@@ -219,8 +219,8 @@ class IdentityResolver:
             tenant,
             agent.speaker,
             messages,
-            functools.cache(lambda: self._votes(agent, reading, read)),
-            lambda other: self.templates.are_alike(agent.text, other),
+            functools.cache(lambda: self._votes(tenant, agent, reading, read)),
+            lambda other: self.templates.are_alike(tenant, agent.text, other),
         )
         # A history that is known up to some message was read up to there when it was sent.
         lines = lines_of_messages(tenant, messages[claim.known_messages :]) if claim.known_messages else read
@@ -228,11 +228,11 @@ class IdentityResolver:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines
 
-    def _votes(self, agent: _Agent, reading: Reading, read: list[Line]) -> dict[str, int]:
+    def _votes(self, tenant: str, agent: _Agent, reading: Reading, read: list[Line]) -> dict[str, int]:
         """Puts the lines that it had to look at into `read`."""
         system, conversation = lines_of(reading.system), lines_of(reading.conversation)
         read += system + conversation
-        return self.quotes.vote(conversation, system, agent.id, agent.speaker)
+        return self.quotes.vote(tenant, conversation, system, agent.id, agent.speaker)
 
     def _id(self, prefix: str, tenant: str, content: bytes) -> str:
         name = tenant.encode()

@@ -37,12 +37,14 @@ class GatewayMetrics:
         )
         self._seen = {"ranked": 0, "fallback": 0}
         self._seen_policies: dict[tuple[str, str], int] = {}
+        self.retries = 0
 
     def count_refusal(self, status: int) -> None:
         self._refusals.inc(1, {"status": str(status)})
 
     def count_retry(self) -> None:
         self._retries.inc(1)
+        self.retries += 1
 
     def publish_policies(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """`rows` as in GET /runtime/state. Policies and the names of their counters are few and fixed."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_actor.errors import MessageError
+from runtime_actor.fair_map import FairMap
 from runtime_actor.tables import ReachTables
 
 MAX_SESSIONS = 16_384
-"""Sessions whose last replica is remembered; the longest silent is forgotten and routed as a new one."""
+"""Sessions whose last replica is remembered, shared fairly by tenants (`FairMap`); the longest silent is forgotten
+and routed as a new one."""
 
 MAX_AGENTS_PER_SESSION = 16
 """Agents of one session with a place of their own; the one longest silent is forgotten."""
@@ -95,11 +97,18 @@ class RoutingState:
         self._clock = clock
         self._view = ClusterView()
         self._tables: dict[str, ReachTables] = {}
-        self._sessions: OrderedDict[tuple[str, str], SessionPlace] = OrderedDict()
-        self._agents: OrderedDict[tuple[str, str], OrderedDict[str, tuple[int, float]]] = OrderedDict()
-        self.max_sessions = max_sessions
+        self._sessions: FairMap[str, SessionPlace] = FairMap(max_sessions)
+        self._agents: FairMap[str, OrderedDict[str, tuple[int, float]]] = FairMap(MAX_AGENTS)
         self.ranked = 0
         self.fallbacks = 0
+
+    @property
+    def max_sessions(self) -> int:
+        return self._sessions.cap
+
+    @max_sessions.setter
+    def max_sessions(self, cap: int) -> None:
+        self._sessions.cap = cap
 
     @property
     def view(self) -> ClusterView:
@@ -134,7 +143,7 @@ class RoutingState:
 
     def session(self, workload: str, session: str) -> SessionView | None:
         with self._lock:
-            place = self._sessions.get((workload, session))
+            place = self._sessions.get(workload, session)
             if place is None:
                 return None
             view = self._view
@@ -149,7 +158,7 @@ class RoutingState:
         oldest_s = self._clock() - AGENT_PLACE_S
         with self._lock:
             view = self._view
-            places: Mapping[str, tuple[int, float]] = self._agents.get((workload, agent), {})
+            places: Mapping[str, tuple[int, float]] = self._agents.get(workload, agent) or {}
             return {
                 replica: tokens
                 for replica, (tokens, at_s) in places.items()
@@ -159,30 +168,30 @@ class RoutingState:
     def record(self, workload: str, session: str, agent: str, replica: str, prompt_tokens: int) -> None:
         """A replica accepted this session's request."""
         with self._lock:
-            place = self._sessions.setdefault((workload, session), SessionPlace())
-            self._sessions.move_to_end((workload, session))
+            sessions = self._sessions.part(workload)
+            place = sessions.setdefault(session, SessionPlace())
+            sessions.move_to_end(session)
             place.current = agent
             place.places[agent] = (replica, prompt_tokens, self._clock())
             place.places.move_to_end(agent)
             while len(place.places) > MAX_AGENTS_PER_SESSION:
                 place.places.popitem(last=False)
-            while len(self._sessions) > self.max_sessions:
-                self._sessions.popitem(last=False)
-            self._record_agent((workload, agent), replica, prompt_tokens)
+            self._sessions.trim(workload)
+            self._record_agent(workload, agent, replica, prompt_tokens)
 
-    def _record_agent(self, agent: tuple[str, str], replica: str, prompt_tokens: int) -> None:
-        places = self._agents.setdefault(agent, OrderedDict())
-        self._agents.move_to_end(agent)
+    def _record_agent(self, workload: str, agent: str, replica: str, prompt_tokens: int) -> None:
+        agents = self._agents.part(workload)
+        places = agents.setdefault(agent, OrderedDict())
+        agents.move_to_end(agent)
         places[replica] = (prompt_tokens, self._clock())
         places.move_to_end(replica)
         while len(places) > MAX_REPLICAS_PER_AGENT:
             places.popitem(last=False)
-        while len(self._agents) > MAX_AGENTS:
-            self._agents.popitem(last=False)
+        self._agents.trim(workload)
 
     def end_session(self, workload: str, session: str) -> None:
         with self._lock:
-            self._sessions.pop((workload, session), None)
+            self._sessions.pop(workload, session)
 
     def count_routing(self, *, fallback: bool) -> None:
         with self._lock:

@@ -37,6 +37,9 @@ class RuntimeEndpoints:
     _admission: Any
     _policies: Any
     _memo: Any
+    _metrics: Any
+    _quotas: Any
+    _tenants: Any
 
     def _caller(self, request: Request) -> Caller:
         raise NotImplementedError
@@ -46,7 +49,7 @@ class RuntimeEndpoints:
 
     async def runtime_state(self, request: Request) -> Response:
         """A tenant sees its own; an operator everybody's, or with `?tenant=` one tenant's."""
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         tenant = request.query_params.get("tenant") if caller.is_operator else caller.tenant
         try:
             await self._exchange.flush()
@@ -54,13 +57,13 @@ class RuntimeEndpoints:
         except RuntimeUnavailable:
             raise unavailable("The runtime actor is away; requests are still served.") from None
         rows = [*state.get("policies", ()), *self._policies.as_state(tenant)]
-        gateway = self._gateway_state()
+        gateway = self._gateway_state(caller)
         if tenant is None:
             gateway["memo"] = await self._memo.state()
         return JSONResponse({**state, "policies": rows, "gateway": gateway})
 
     async def runtime_predict(self, request: Request) -> Response:
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         horizon = _horizon(request.query_params.get("horizon", "1"))
         declared = declared_value(request.query_params.get("session_id"))
         if declared is None:
@@ -79,7 +82,7 @@ class RuntimeEndpoints:
 
     async def runtime_events(self, request: Request) -> Response:
         """One event or {"events": [...]}; all are checked before the first is taken."""
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         body = await self._json_body(request)
         listed = body.get("events", None) if "events" in body else [body]
         if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_EVENTS_PER_CALL:
@@ -99,7 +102,7 @@ class RuntimeEndpoints:
 
     async def runtime_policy(self, request: Request) -> Response:
         """Operators only: switch a policy's mode, weight or prefetch while everything runs."""
-        caller = self._caller(request)
+        caller = self._runtime_caller(request)
         if not caller.is_operator:
             raise ApiError(403, "Only an operator may change a policy.", code="forbidden")
         body = await self._json_body(request)
@@ -123,6 +126,13 @@ class RuntimeEndpoints:
     async def runtime_page(self, request: Request) -> Response:
         """The page itself holds no data; it asks /runtime/state with the viewer's own key."""
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"cache-control": "no-cache"})
+
+    def _runtime_caller(self, request: Request) -> Caller:
+        """Each call is work for the one actor. Raises ApiError 401 or 429."""
+        caller = self._caller(request)
+        if not caller.is_operator:
+            self._quotas.count_runtime_call(caller.tenant)
+        return caller
 
     async def _json_body(self, request: Request) -> dict[str, Any]:
         """Browsers send JSON across origins only after a preflight, which is refused."""
@@ -165,15 +175,23 @@ class RuntimeEndpoints:
             _duration_s(event.get("duration_s"), path),
         )
 
-    def _gateway_state(self) -> dict[str, Any]:
+    def _gateway_state(self, caller: Caller) -> dict[str, Any]:
+        """A tenant sees its own use; what all of them do together is for the operator."""
+        own = self._quotas.view(caller.tenant)
+        view: dict[str, Any] = {"tenant": own, "in_flight": own["in_flight"]}
+        if not caller.is_operator:
+            return view
         age_s = self._exchange.age_s
         return {
+            **view,
             "in_flight": self._admission.in_flight,
             "refused_in_flight": self._admission.refused,
+            "retries": self._metrics.retries,
             "routing": {"ranked": self._routing.ranked, "fallbacks": self._routing.fallbacks},
             "exchange_age_s": None if math.isinf(age_s) else round(age_s, 3),
             "dropped_events": self._exchange.buffer.dropped,
             "queue": self._policies.queue_state(),
+            "keys": self._tenants.view(),
         }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replicas.cache.sharing import AgentKey
+from runtime_actor.fair_map import FairMap
 
 MAX_AGENTS = 1024
 MAX_CANDIDATES = 8
@@ -44,7 +45,7 @@ class AnchorFinder:
     """Counts the boundaries of each agent's requests; the most frequent one is the agent's anchor."""
 
     def __init__(self) -> None:
-        self._agents: OrderedDict[AgentKey, _Boundaries] = OrderedDict()
+        self._agents: FairMap[AgentKey, _Boundaries] = FairMap(MAX_AGENTS)
         self._pending: OrderedDict[str, FoundAnchor] = OrderedDict()
 
     def note(
@@ -60,10 +61,10 @@ class AnchorFinder:
         if not 0 < num_tokens <= MAX_ANCHOR_TOKENS:
             return
         digest = boundary_hash.hex()[:DIGEST_CHARS]
-        known = self._agents.setdefault(agent, _Boundaries({}))
-        self._agents.move_to_end(agent)
-        if len(self._agents) > MAX_AGENTS:
-            self._agents.popitem(last=False)
+        of_workload = self._agents.part(agent[0])
+        known = of_workload.setdefault(agent, _Boundaries({}))
+        of_workload.move_to_end(agent)
+        self._agents.trim(agent[0])
         counts = known.counts
         if digest not in counts and len(counts) >= MAX_CANDIDATES:
             del counts[min((d for d in counts if d != known.told), key=counts.__getitem__)]
@@ -75,7 +76,7 @@ class AnchorFinder:
         self._pending[digest] = FoundAnchor(*agent, digest, ids.tobytes(), cache_salt, lora_name)
         if len(self._pending) > MAX_PENDING:
             _, dropped = self._pending.popitem(last=False)
-            forgotten = self._agents.get((dropped.workload, dropped.agent))
+            forgotten = self._agents.get(dropped.workload, (dropped.workload, dropped.agent))
             if forgotten is not None and forgotten.told == dropped.digest:
                 forgotten.told = ""
 
@@ -86,5 +87,6 @@ class AnchorFinder:
 
     def forget_told(self) -> None:
         """Whoever was told is gone: say everything again as it is next used."""
-        for known in self._agents.values():
-            known.told = ""
+        for _, of_workload in self._agents:
+            for known in of_workload.values():
+                known.told = ""

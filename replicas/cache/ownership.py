@@ -17,6 +17,7 @@ from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, Block
 from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
+from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, ReachTables
 
@@ -42,7 +43,7 @@ class OwnerDirectory:
         self._hash_block_tokens = hash_block_tokens
         self._prefixes = prefixes or SharedPrefixes()
         self._workloads: OrderedDict[str, WorkloadValues] = OrderedDict()
-        self._shared: OrderedDict[tuple[AgentKey, ...], BlockOwner] = OrderedDict()
+        self._shared: FairMap[tuple[AgentKey, ...], BlockOwner] = FairMap(self.settings.max_shared_owners)
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
         self.claims: dict[str, Claim] = {}
         """By request id, of requests that wait or run."""
@@ -143,8 +144,8 @@ class OwnerDirectory:
     def _drop_workload(self, workload: WorkloadValues) -> None:
         for session in list(workload.sessions.values()):
             self._drop(session)
-        for agents in [agents for agents in self._shared if agents[0][0] == workload.name]:
-            self._retire(self._shared.pop(agents))
+        for owner in self._shared.drop(workload.name):
+            self._retire(owner)
         del self._workloads[workload.name]
 
     def _session(self, tag: OwnerTag) -> Session:
@@ -155,9 +156,16 @@ class OwnerDirectory:
             session = self._sessions[key] = Session(workload, tag.session)
             workload.sessions[tag.session] = session
             if len(self._sessions) > self.settings.max_sessions:
-                self._drop(next(iter(self._sessions.values())))
+                self._drop(self._session_to_go(workload))
         self._sessions.move_to_end(key)
+        workload.sessions.move_to_end(tag.session)
         return session
+
+    def _session_to_go(self, workload: WorkloadValues) -> Session:
+        """The least recent of the workload that wants room if it has more than its share, else of the largest."""
+        if len(workload.sessions) <= max(1, self.settings.max_sessions // len(self._workloads)):
+            workload = max(self._workloads.values(), key=lambda other: len(other.sessions))
+        return next(iter(workload.sessions.values()))
 
     def _thread_owner(self, session: Session, agent: str, hashes: Sequence[bytes], prefix: SharedPrefix) -> BlockOwner:
         """The owner of what follows the shared prefix; a session's agents beyond the cap share one place."""
@@ -188,18 +196,18 @@ class OwnerDirectory:
 
     def _shared_owner(self, agents: tuple[AgentKey, ...]) -> BlockOwner:
         """The owner of blocks that these agents share; at the cap the least recent one ends."""
-        owner = self._shared.get(agents)
+        known = self._shared.part(agents[0][0])
+        owner = known.get(agents)
         if owner is None:
-            owner = self._shared[agents] = BlockOwner(ANCHOR, agents)
+            owner = known[agents] = BlockOwner(ANCHOR, agents)
             self._quiet = False
             self._refresh_due = True
             for workload, _ in agents:
                 if workload in self._workloads:
                     self._workloads[workload].anchor_added()
-            if len(self._shared) > self.settings.max_shared_owners:
-                _, oldest = self._shared.popitem(last=False)
+            for oldest in self._shared.trim(agents[0][0]):
                 self._retire(oldest)
-        self._shared.move_to_end(agents)
+        known.move_to_end(agents)
         return owner
 
     def _drop(self, session: Session) -> None:
@@ -238,7 +246,7 @@ class OwnerDirectory:
         self._quiet = False
         self._refresh_due = True
         self._next_tick_s = 0.0
-        self._touched.update(self._shared.values())
+        self._touched.update(owner for _, part in self._shared for owner in part.values())
         for session in self._sessions.values():
             self._touched.update(session.owners)
 
@@ -294,7 +302,7 @@ class OwnerDirectory:
             if workload.is_stale:
                 stale[name] = workload
                 owners.update(workload.refresh(now, self.settings))
-        for agents, owner in self._shared.items():
+        for agents, owner in ((key, owner) for _, part in self._shared for key, owner in part.items()):
             moved = False
             for name, agent in agents:
                 moved = moved or (name in stale and (len(agents) > 1 or stale[name].anchor_moved(agent)))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable
 
 from replicas.cache.owner_values import ANCHOR, BlockOwner
+from runtime_actor.messages import MAX_REPORTED_AGENTS
 
 Residency = dict[str, dict[str, int]]
 """workload -> agent -> blocks."""
 
 
 def count_residency(owner_of: Iterable[BlockOwner | None]) -> tuple[Residency, Residency]:
-    """(all blocks, anchors' blocks alone) of each agent; one that several share counts for each.
+    """(all blocks, anchors' blocks alone) of each agent; one that several share counts for each. Of a workload's
+    agents the `MAX_REPORTED_AGENTS` with most blocks.
 
     Linear in the number of blocks, about 30 ns each: counting while blocks come and go would cost more.
     """
@@ -25,4 +28,13 @@ def count_residency(owner_of: Iterable[BlockOwner | None]) -> tuple[Residency, R
             for workload, agent in owner.agents:
                 of_workload = counts.setdefault(workload, {})
                 of_workload[agent] = of_workload.get(agent, 0) + blocks
-    return everything, anchors
+    return _largest(everything), _largest(anchors)
+
+
+def _largest(counts: Residency) -> Residency:
+    return {
+        workload: agents
+        if len(agents) <= MAX_REPORTED_AGENTS
+        else dict(heapq.nlargest(MAX_REPORTED_AGENTS, agents.items(), key=lambda item: item[1]))
+        for workload, agents in counts.items()
+    }

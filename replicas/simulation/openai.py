@@ -20,6 +20,7 @@ from ray.serve.llm.openai_api_models import (
     CompletionResponse,
     ErrorResponse,
 )
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse
 
 from replicas.cache.settings import ValueSettings
 from replicas.requests import CURRENT_REQUEST, RequestLedger
@@ -35,7 +36,7 @@ _WORD = "simulated "
 
 
 class SimulatedEngine:
-    """What LLMServer needs of an engine: chat, completions and the life cycle; nothing else."""
+    """What LLMServer needs of an engine: chat, completions, tokenization and the life cycle; nothing else."""
 
     def __init__(self, llm_config: LLMConfig, cost: CostModel, values: ValueSettings) -> None:
         self.model_id = llm_config.model_id
@@ -77,6 +78,16 @@ class SimulatedEngine:
         async with aclosing(self._run(request, tuple(ids), request.max_tokens, shape)) as items:
             async for item in items:
                 yield item
+
+    async def tokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """Of a text or of messages, as they are counted here."""
+        text = chat_text(request) if hasattr(request, "messages") else request.prompt
+        tokens = list(tokens_of(text))
+        yield TokenizeResponse(count=len(tokens), max_model_len=self.core.cost.max_model_len, tokens=tokens)
+
+    async def detokenize(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        data = b"".join((token & 0x7FFFFFFF).to_bytes(_BYTES_A_TOKEN, "little") for token in request.tokens)
+        yield DetokenizeResponse(prompt=data.decode(errors="replace").rstrip("\0"))
 
     async def _run(
         self, request: Any, ids: tuple[int, ...], limit: int | None, shape: _Shape

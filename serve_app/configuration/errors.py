@@ -35,7 +35,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     first = error.errors()[0]
     location = first["loc"]
     path = dotted(location, prefix)
-    value = shown(first.get("input"))
+    # Where a hash is expected somebody may have written the key itself.
+    value = "the value" if location and location[-1] == "sha256" else shown(first.get("input"))
     context = first.get("ctx") or {}
     kind = first["type"]
     if kind == "extra_forbidden":

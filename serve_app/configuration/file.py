@@ -30,7 +30,7 @@ def check_file(path: str) -> list[AppConfig]:
         ConfigurationError: in one line, with the file's name in front.
     """
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
         return check_content(content)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
@@ -133,14 +133,14 @@ def _check_http(options: dict[str, Any]) -> None:
 def _check_exposure(options: dict[str, Any], configs: list[AppConfig]) -> None:
     """Whoever reaches the port without keys is the one tenant and its operator."""
     host = options.get("host", "0.0.0.0")
-    if not is_loopback(str(host)) and any(not config.gateway.api_keys for config in configs):
+    if not is_loopback(str(host)) and any(not config.gateway.has_keys for config in configs):
         raise ConfigurationError(
             f"http_options.host: {shown(host)} is not allowed without gateway.api_keys; "
-            "allowed: a loopback address such as 127.0.0.1, or configure api_keys"
+            "allowed: a loopback address such as 127.0.0.1, or configure api_keys or keys_file"
         )
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
     """YAML's later of two equal keys wins in silence; here it is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -97,6 +97,16 @@ def overloaded(retry_after_s: int) -> ApiError:
     )
 
 
+def quota_used_up(name: str, limit: int, retry_after_s: int, unit: str = "") -> ApiError:
+    amount = f"{limit} {unit}".strip()
+    return ApiError(
+        429,
+        f"Your quota `{name}` of {amount} is used up; retry after {retry_after_s} s.",
+        code="rate_limit_exceeded",
+        headers={"retry-after": str(retry_after_s)},
+    )
+
+
 def unavailable(message: str, retry_after_s: int = 1) -> ApiError:
     return ApiError(503, message, code="unavailable", headers={"retry-after": str(retry_after_s)})
 

@@ -50,6 +50,8 @@ class AnswerText:
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._chars = 0
+        self.streamed_events = 0
+        """Events of a stream with content: about the tokens that were made."""
 
     def __str__(self) -> str:
         return "".join(self._parts)
@@ -87,6 +89,7 @@ class AnswerText:
     async def heard(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
         """The same events, with their text remembered on the way."""
         async for event in stream:
+            self.streamed_events += event.count('"delta":') + event.count('"text":')
             yield event
             if self._chars < MAX_TEXT_CHARS:
                 for payload in events(event):

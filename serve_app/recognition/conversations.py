@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import canonical_json, leading_count, text_of
 
 MAX_ENDS = 32_768
@@ -58,6 +59,7 @@ class Claim:
     `known_messages`: how many leading messages that end stands for.
     """
 
+    tenant: str
     session: str | None
     key: int | None
     end: End | None = None
@@ -66,11 +68,10 @@ class Claim:
 
 
 class ConversationIndex:
-    """History hash -> ends, for all tenants of a gateway; the tenant is part of the hash."""
+    """History hash -> ends, for all tenants of a gateway, who share its memory fairly (`FairMap`)."""
 
     def __init__(self, max_ends: int = MAX_ENDS) -> None:
-        self._max_ends = max_ends
-        self._ends: OrderedDict[int, list[End]] = OrderedDict()
+        self._ends: FairMap[int, list[End]] = FairMap(max_ends)
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -90,41 +91,16 @@ class ConversationIndex:
         agent's prompt is worded like this one's.
         """
         keys, has_assistant = history_keys(tenant, messages)
-        found, count = self._continued(keys, has_assistant, agent, votes)
+        known = self._ends.part(tenant)
+        found, count = _continued(known, keys, has_assistant, agent, votes)
         if found is not None:
             found.claims += 1
-            return Claim(found.session, keys[-1], found, len(messages) - len(keys) + count)
+            return Claim(tenant, found.session, keys[-1], found, len(messages) - len(keys) + count)
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)
         if session is None and keys and not has_assistant and _size(messages) >= LEAST_TASK_CHARS:
-            session = _session_to_join(self._ends.get(keys[-1], ()), agent, is_like)
-        return Claim(session, keys[-1] if keys else None)
-
-    def _continued(
-        self, keys: list[int], has_assistant: bool, agent: str, votes: Callable[[], dict[str, int]]
-    ) -> tuple[End | None, int]:
-        """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
-        taken: End | None = None
-        count = 0
-        if self._ends.keys().isdisjoint(keys):
-            return None, 0
-        for length in range(len(keys) if has_assistant else len(keys) - 1, 0, -1):
-            key = keys[length - 1]
-            ends = self._ends.get(key)
-            if not ends:
-                continue
-            quoted = _quoted(ends, votes)
-            if quoted and taken is None:
-                return _choose(quoted, agent), length
-            repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
-            after = taken.number if taken is not None else -1
-            waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
-            if waiting or taken is None:
-                self._ends.move_to_end(key)
-                taken, count = _choose(waiting or ends, agent), length
-            if waiting:
-                break
-        return taken, count
+            session = _session_to_join(known.get(keys[-1], ()), agent, is_like)
+        return Claim(tenant, session, keys[-1] if keys else None)
 
     def record(self, claim: Claim, session: str, agent: str) -> None:
         """The request was accepted: its own history is now an end of `session`."""
@@ -135,12 +111,12 @@ class ConversationIndex:
             claim.end.continued = True
         if claim.key is None:
             return
-        ends = self._ends.setdefault(claim.key, [])
+        known = self._ends.part(claim.tenant)
+        ends = known.setdefault(claim.key, [])
         ends.append(End(session, agent, next(self._numbers)))
         del ends[:-MAX_SESSIONS_PER_END]
-        self._ends.move_to_end(claim.key)
-        while len(self._ends) > self._max_ends:
-            self._ends.popitem(last=False)
+        known.move_to_end(claim.key)
+        self._ends.trim(claim.tenant)
 
     def release(self, claim: Claim) -> None:
         """The request was refused: nothing is remembered of it."""
@@ -148,6 +124,37 @@ class ConversationIndex:
             claim.settled = True
             if claim.end is not None:
                 claim.end.claims -= 1
+
+
+def _continued(
+    known: OrderedDict[int, list[End]],
+    keys: list[int],
+    has_assistant: bool,
+    agent: str,
+    votes: Callable[[], dict[str, int]],
+) -> tuple[End | None, int]:
+    """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
+    taken: End | None = None
+    count = 0
+    if known.keys().isdisjoint(keys):
+        return None, 0
+    for length in range(len(keys) if has_assistant else len(keys) - 1, 0, -1):
+        key = keys[length - 1]
+        ends = known.get(key)
+        if not ends:
+            continue
+        quoted = _quoted(ends, votes)
+        if quoted and taken is None:
+            return _choose(quoted, agent), length
+        repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
+        after = taken.number if taken is not None else -1
+        waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
+        if waiting or taken is None:
+            known.move_to_end(key)
+            taken, count = _choose(waiting or ends, agent), length
+        if waiting:
+            break
+    return taken, count
 
 
 def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], bool]) -> str | None:

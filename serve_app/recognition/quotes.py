@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import leading_count, text_of
 
 MAX_LINES = 65_536
@@ -85,19 +86,19 @@ class _Seen:
 
 
 class QuoteIndex:
-    """Lines of prompts and answers -> session; the tenant is part of each key."""
+    """Lines of prompts and answers -> session; the tenant is part of each key, and tenants share the memory fairly."""
 
     def __init__(self, max_lines: int = MAX_LINES, max_agents: int = MAX_AGENTS) -> None:
-        self._max_lines = max_lines
-        self._max_agents = max_agents
-        self._lines: OrderedDict[int, _Seen] = OrderedDict()
-        self._homes: OrderedDict[str, str | None] = OrderedDict()
-        self._handed_over: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._lines: FairMap[int, _Seen] = FairMap(max_lines)
+        self._homes: FairMap[str, str | None] = FairMap(max_agents)
+        self._handed_over: FairMap[tuple[str, str], list[int]] = FairMap(MAX_HANDED_OVER)
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    def vote(self, conversation: Iterable[Line], system: Iterable[Line], agent: str, speaker: str) -> dict[str, int]:
+    def vote(
+        self, tenant: str, conversation: Iterable[Line], system: Iterable[Line], agent: str, speaker: str
+    ) -> dict[str, int]:
         """Session -> weight of the evidence for it; sessions with too little are left out.
 
         `speaker` tells an agent's prompts apart that differ by more than their conversation. What a system text
@@ -105,10 +106,11 @@ class QuoteIndex:
         """
         votes: Counter[str] = Counter()
         waiting: Counter[tuple[str, int]] = Counter()
-        is_known = self._homes.get(agent, "") is None
+        known_lines = self._lines.part(tenant)
+        is_known = self._homes.part(tenant).get(agent, "") is None
         for lines, may_share in ((conversation, is_known), (system, False)):
             for key, size in lines:
-                seen = self._lines.get(key)
+                seen = known_lines.get(key)
                 if seen is None:
                     continue
                 if seen.is_common:
@@ -123,36 +125,37 @@ class QuoteIndex:
                 votes[session] += ANSWER_WEIGHT * size if size >= LEAST_QUOTED * answered else 0
         return {session: weight for session, weight in votes.items() if weight >= LEAST_EVIDENCE_CHARS}
 
-    def note(self, lines: Iterable[Line], session: str, agent: str, speaker: str) -> None:
+    def note(self, tenant: str, lines: Iterable[Line], session: str, agent: str, speaker: str) -> None:
         """A request with these lines was accepted as part of `session`."""
-        if self._homes.setdefault(agent, session) != session:
-            self._homes[agent] = None
-        self._homes.move_to_end(agent)
-        if len(self._homes) > self._max_agents:
-            self._homes.popitem(last=False)
+        homes, known = self._homes.part(tenant), self._lines.part(tenant)
+        if homes.setdefault(agent, session) != session:
+            homes[agent] = None
+        homes.move_to_end(agent)
+        self._homes.trim(tenant)
         for key, _ in lines:
-            seen = self._at(key, session)
+            seen = _at(known, key, session)
             if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
                 seen.senders = (*seen.senders, speaker)
             self._got(seen, session)
-        for key in self._handed_over.pop((session, speaker), ()):
-            self._got(self._lines.get(key), session)
-        self._forget()
+        for key in self._handed_over.pop(tenant, (session, speaker)) or ():
+            self._got(known.get(key), session)
+        self._lines.trim(tenant)
 
-    def note_answer(self, lines: Sequence[Line], session: str, speaker: str) -> None:
+    def note_answer(self, tenant: str, lines: Sequence[Line], session: str, speaker: str) -> None:
         """A request of `speaker` in `session` was answered so."""
-        self._handed_over[session, speaker] = [key for key, _ in lines]
-        self._handed_over.move_to_end((session, speaker))
-        if len(self._handed_over) > MAX_HANDED_OVER:
-            self._handed_over.popitem(last=False)
+        handed_over = self._handed_over.part(tenant)
+        handed_over[session, speaker] = [key for key, _ in lines]
+        handed_over.move_to_end((session, speaker))
+        self._handed_over.trim(tenant)
+        known = self._lines.part(tenant)
         answered = sum(size for _, size in lines)
         for key, _ in lines:
-            seen = self._at(key, session)
+            seen = _at(known, key, session)
             seen.answered = seen.answered or not seen.senders
             self._got(seen, session)
             if seen.waiting is not None:
                 seen.waiting = (*seen.waiting, (session, answered)) if len(seen.waiting) < MAX_WAITING else None
-        self._forget()
+        self._lines.trim(tenant)
 
     @staticmethod
     def _got(seen: _Seen | None, session: str) -> None:
@@ -160,9 +163,9 @@ class QuoteIndex:
         if seen is not None and seen.waiting:
             seen.waiting = tuple(place for place in seen.waiting if place[0] != session)
 
-    def is_session_text(self, key: int, session: str) -> bool:
+    def is_session_text(self, tenant: str, key: int, session: str) -> bool:
         """Whether `session` alone has this line, and it went from one agent to another there."""
-        seen = self._lines.get(key)
+        seen = self._lines.get(tenant, key)
         return (
             seen is not None
             and not seen.is_common
@@ -170,18 +173,15 @@ class QuoteIndex:
             and (seen.answered or len(seen.senders) > 1)
         )
 
-    def _at(self, key: int, session: str) -> _Seen:
-        seen = self._lines.get(key)
-        if seen is None:
-            seen = self._lines[key] = _Seen(session)
-        elif seen.session != session:
-            seen.is_common = True
-        self._lines.move_to_end(key)
-        return seen
 
-    def _forget(self) -> None:
-        while len(self._lines) > self._max_lines:
-            self._lines.popitem(last=False)
+def _at(known: OrderedDict[int, _Seen], key: int, session: str) -> _Seen:
+    seen = known.get(key)
+    if seen is None:
+        seen = known[key] = _Seen(session)
+    elif seen.session != session:
+        seen.is_common = True
+    known.move_to_end(key)
+    return seen
 
 
 def lines_of_messages(tenant: str, messages: Sequence[dict[str, Any]]) -> list[Line]:

@@ -13,11 +13,15 @@ further sessions were fixed roles after all: a template with many of them is giv
 """
 
 import hashlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from runtime_actor.fair_map import FairMap
+
 MAX_TEXTS = 4096
+"""System texts of all tenants, who share the memory fairly; the one not sent for longest is forgotten."""
+
 MAX_SESSIONS = 4096
 MAX_TEXTS_PER_LINE = 16
 MAX_CANDIDATES = 3
@@ -50,6 +54,7 @@ class Template:
 class _Text:
     """One system text: its sentences, where it was sent, and the template it belongs to or gave rise to."""
 
+    tenant: str
     lines: dict[int, int]
     system: frozenset[int]
     scope: bytes
@@ -69,53 +74,54 @@ class TemplateIndex:
     """System texts by digest, and the templates found among them.
 
     Args:
-        is_session_text: whether a line is known from one session alone, where a second agent was given it.
+        is_session_text: whether a tenant's line is known from one session alone, where a second agent was given it.
     """
 
-    def __init__(self, is_session_text: Callable[[int, str], bool]) -> None:
+    def __init__(self, is_session_text: Callable[[str, int, str], bool]) -> None:
         self._is_session_text = is_session_text
-        self._texts: OrderedDict[str, _Text] = OrderedDict()
-        self._by_line: OrderedDict[int, list[_Text]] = OrderedDict()
-        self._templates: OrderedDict[bytes, Template] = OrderedDict()
-        self._sessions: OrderedDict[tuple[str, str], _Session] = OrderedDict()
+        self._texts: FairMap[str, _Text] = FairMap(MAX_TEXTS)
+        self._by_line: FairMap[int, list[_Text]] = FairMap(8 * MAX_TEXTS)
+        self._sessions: FairMap[str, _Session] = FairMap(MAX_SESSIONS)
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def name_of(
-        self, digest: str, scope: bytes, read: Callable[[], tuple[dict[int, str], dict[int, str]]]
+        self, tenant: str, digest: str, scope: bytes, read: Callable[[], tuple[dict[int, str], dict[int, str]]]
     ) -> bytes | None:
         """The template that a text belongs to. `scope`: only texts of one scope (tenant, tools) are compared.
 
         `read` gives the sentences of the system text and those of the first user's message.
         """
-        text = self._texts.get(digest)
+        known = self._texts.part(tenant)
+        text = known.get(digest)
         if text is None:
             system, asked = read()
             said = {**asked, **system}
             lines = {key: len(line) for key, line in said.items()}
-            text = self._texts[digest] = _Text(lines, frozenset(system), scope)
+            text = known[digest] = _Text(tenant, lines, frozenset(system), scope)
             text.template = self._template_of(text, said)
             self._remember(text)
-        self._texts.move_to_end(digest)
+        known.move_to_end(digest)
+        self._texts.trim(tenant)
         template = text.template
         return None if template is None or template.is_given_up else template.name
 
-    def are_alike(self, digest: str | None, other: str) -> bool:
+    def are_alike(self, tenant: str, digest: str | None, other: str) -> bool:
         """Whether two system texts share a sentence; what was forgotten is like nothing."""
-        one, two = self._texts.get(digest or ""), self._texts.get(other)
+        one, two = self._texts.get(tenant, digest or ""), self._texts.get(tenant, other)
         return one is not None and two is not None and not one.system.isdisjoint(two.system)
 
     def note(self, digest: str | None, tenant: str, session: str, agent: str) -> None:
         """A request of `agent` was accepted in `session`, with the text of that digest."""
         place = (tenant, session)
-        known = self._sessions.setdefault(place, _Session())
-        self._sessions.move_to_end(place)
+        sessions = self._sessions.part(tenant)
+        known = sessions.setdefault(session, _Session())
+        sessions.move_to_end(session)
         if agent not in known.agents and len(known.agents) < MAX_AGENTS_PER_SESSION:
             known.agents.append(agent)
-        while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        text = self._texts.get(digest) if digest is not None else None
+        self._sessions.trim(tenant)
+        text = self._texts.get(tenant, digest) if digest is not None else None
         if text is None or text.place == place:
             return
         if text.place is None:
@@ -129,15 +135,13 @@ class TemplateIndex:
                     template.returned += 1
 
     def _remember(self, text: _Text) -> None:
+        by_line = self._by_line.part(text.tenant)
         for key in text.lines:
-            known = self._by_line.setdefault(key, [])
+            known = by_line.setdefault(key, [])
             known.append(text)
             del known[:-MAX_TEXTS_PER_LINE]
-            self._by_line.move_to_end(key)
-        while len(self._by_line) > 8 * MAX_TEXTS:
-            self._by_line.popitem(last=False)
-        while len(self._texts) > MAX_TEXTS:
-            self._texts.popitem(last=False)
+            by_line.move_to_end(key)
+        self._by_line.trim(text.tenant)
 
     def _template_of(self, text: _Text, said: dict[int, str]) -> Template | None:
         like = self._alike(text)
@@ -173,8 +177,9 @@ class TemplateIndex:
     def _alike(self, text: _Text) -> list[_Text]:
         """Texts of the same scope that share sentences with this one, most first."""
         shared: Counter[_Text] = Counter()
+        by_line = self._by_line.part(text.tenant)
         for key, size in text.lines.items():
-            for other in self._by_line.get(key, ()):
+            for other in by_line.get(key, ()):
                 if other.scope == text.scope:
                     shared[other] += size
         return [other for other, size in shared.most_common() if size >= LEAST_SHARED_CHARS]
@@ -192,15 +197,15 @@ class TemplateIndex:
         lacking = [key for key in other.lines if key not in kept]
         if not lacking or other.place is None:
             return False
-        session = other.place[1]
-        return all(self._is_session_text(key, session) for key in lacking)
+        tenant, session = other.place
+        return all(self._is_session_text(tenant, key, session) for key in lacking)
 
     def _are_cases(self, texts: list[_Text]) -> bool:
         """Whether these are one agent's prompts for one case each."""
         places = {text.place for text in texts if text.place is not None}
         if len(places) < LEAST_VARIANTS or MOST_RETURNED * sum(text.is_fixed for text in texts) > len(texts):
             return False
-        met = [self._sessions[place] for place in places if place in self._sessions]
+        met = [known for known in (self._sessions.get(*place) for place in places) if known is not None]
         if any(sum(text in texts for text in session.texts) > 1 for session in met):
             return False
         partners = Counter(agent for session in met for agent in session.agents)

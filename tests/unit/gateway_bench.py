@@ -24,6 +24,7 @@ from serve_app.http.app import make_app
 from serve_app.identity import IdentityResolver
 from serve_app.policies.desk import desk_of
 from serve_app.policies.memo_desk import MemoDesk
+from serve_app.quotas import TenantQuotas
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
 from serve_app.tenants import Tenants
@@ -117,12 +118,13 @@ class Bench:
         self.handle, self.actor, self.routing = FakeHandle(), FakeActor(), RoutingState()
         gateway = Gateway.__new__(Gateway)
         gateway._settings = GatewaySettings(config, b"secret", {}, 1, 100, 200, True)
-        gateway._tenants = Tenants(config.gateway.api_keys)
+        gateway._tenants = Tenants(config.gateway)
+        gateway._quotas = TenantQuotas(gateway._tenants.quota)
         gateway._identities = IdentityResolver(b"secret")
-        gateway._admission = Admission(config.gateway.max_in_flight, 1)
+        gateway._admission = Admission(config.gateway.max_in_flight, 1, gateway._quotas)
         gateway._limits = preparation.Limits(frozenset({"text"}), 16)
         gateway._context = ContextLimits(100, 200)
-        gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None)
+        gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
         gateway._routing = self.routing
         gateway._client = self.actor
         gateway._policies = desk_of(gateway._settings)

@@ -65,10 +65,51 @@ def test_damage_falls_back_to_the_previous_then_to_nothing(
     with caplog.at_level(logging.WARNING):
         assert store.load(identity) == {"n": 1}
     assert len(caplog.records) == 1
+    assert store.view()["loaded"] == "previous" and len(store.refused) == 1
+    assert store.path.with_suffix(".checkpoint.refused").exists(), "kept to be looked at"
     previous = store.path.with_suffix(".previous")
-    previous.write_bytes(damage(previous.read_bytes()))
+    assert store.save({"n": 3}) and read_checkpoint(previous) == {"n": 1}, "the one that was used is kept as well"
+    for path in (store.path, previous):
+        path.write_bytes(damage(path.read_bytes()))
     assert store.load(identity) is None
-    assert store.save({"n": 3}) and store.load(identity) == {"n": 3}
+    assert store.save({"n": 4}) and store.load(identity) == {"n": 4}
+
+
+def test_another_version_is_refused_by_name_and_not_lost(tmp_path: Path) -> None:
+    """As after a step back to older code."""
+    store = opened(tmp_path)
+    store.save({"n": 1})
+    assert store.path is not None
+    newer = store.path.read_bytes().replace(b'"version": 1', b'"version": 2')
+    store.path.write_bytes(newer)
+    assert store.load(identity) is None
+    assert store.refused == ["checkpoint: format version 2 is not supported, only 1"]
+    assert store.save({"n": 2}) and store.save({"n": 3})
+    assert store.path.with_suffix(".checkpoint.refused").read_bytes() == newer
+
+
+FULL = """
+import resource, sys
+from runtime_actor.checkpoint import CheckpointStore
+store = CheckpointStore(sys.argv[1])
+store.open()
+assert store.save({"n": 1})
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+assert not store.save({"n": "x" * 100_000}) and not store.save({"n": "y" * 100_000})
+assert store.failed == 2 and "File too large" in store.error, store.error
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+
+
+def test_the_kernel_refuses_to_write_more(tmp_path: Path) -> None:
+    """A limit of the process stands for a full disk: the write itself fails half way."""
+    again = FULL + "assert store.save({'n': 3}) and store.error is None\n"
+    for script, expected in ((FULL, {"n": 1}), (again, {"n": 3})):
+        subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+        store = opened(tmp_path)
+        assert store.load(identity) == expected
+        store.close()
+        assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_state_that_cannot_be_restored_falls_back_too(tmp_path: Path) -> None:

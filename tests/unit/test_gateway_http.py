@@ -77,7 +77,7 @@ def test_a_final_request_ends_its_session(bench: Bench) -> None:
 
 
 def test_admission_is_bounded(bench: Bench) -> None:
-    slots = [bench.gateway._admission.admit() for _ in range(2)]
+    slots = [bench.gateway._admission.admit(tenant) for tenant in ("one", "ops")]
     answer = bench.chat()
     assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["type"] == "rate_limit_error"

@@ -11,10 +11,11 @@ import pytest
 
 from runtime_actor.errors import MessageError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, SessionEnded
-from serve_app.config import ApiKey
+from serve_app.config import ApiKey, GatewayConfig, Quota
 from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission
 from serve_app.http.errors import ApiError
+from serve_app.quotas import TenantQuotas
 from serve_app.routing_state import RoutingState
 from serve_app.tenants import Tenants
 
@@ -24,15 +25,15 @@ def ended(name: str) -> SessionEnded:
 
 
 def test_admission_refuses_and_recovers() -> None:
-    admission = Admission(2, 3)
-    first, second = admission.admit(), admission.admit()
+    admission = Admission(2, 3, TenantQuotas(lambda _: Quota()))
+    first, second = admission.admit("t"), admission.admit("u")
     with pytest.raises(ApiError) as caught:
-        admission.admit()
+        admission.admit("t")
     assert caught.value.status == 429 and caught.value.headers["retry-after"] == "3"
     first.free()
     first.free()
     assert admission.in_flight == 1
-    admission.admit().free()
+    admission.admit("t").free()
     del second
     gc.collect()
     assert admission.in_flight == 0
@@ -42,7 +43,8 @@ def test_tenants() -> None:
     def key(tenant: str, secret: str, operator: bool = False) -> ApiKey:
         return ApiKey(tenant=tenant, sha256=hashlib.sha256(secret.encode()).hexdigest(), operator=operator)
 
-    tenants = Tenants([key("one", "k1"), key("two", "k2"), key("ops", "k3", operator=True)])
+    keys = [key("one", "k1"), key("two", "k2"), key("ops", "k3", operator=True)]
+    tenants = Tenants(GatewayConfig(api_keys=keys))
     assert tenants.caller({"authorization": "Bearer k1"}, "10.0.0.1").tenant == "one"
     assert tenants.caller({"authorization": "bearer  k2 "}, None).tenant == "two"
     assert tenants.caller({"x-api-key": "k3"}, None).is_operator
@@ -55,14 +57,14 @@ def test_tenants() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "localhost:8000", "[::1]:8000", "[::1]"])
 def test_without_keys_this_machine_operates(host: str) -> None:
-    assert Tenants([]).caller({"host": host}, "127.0.0.1").is_operator
-    assert not Tenants([]).caller({"host": host}, "10.0.0.9").is_operator
-    assert Tenants([]).caller({"authorization": "Bearer x"}, None).tenant == "default"
+    assert Tenants(GatewayConfig()).caller({"host": host}, "127.0.0.1").is_operator
+    assert not Tenants(GatewayConfig()).caller({"host": host}, "10.0.0.9").is_operator
+    assert Tenants(GatewayConfig()).caller({"authorization": "Bearer x"}, None).tenant == "default"
 
 
 @pytest.mark.parametrize("host", ["evil.example:8000", "", "10.0.0.1"])
 def test_a_name_that_was_made_to_point_here_does_not_operate(host: str) -> None:
-    assert not Tenants([]).caller({"host": host}, "127.0.0.1").is_operator
+    assert not Tenants(GatewayConfig()).caller({"host": host}, "127.0.0.1").is_operator
 
 
 class FakeActor:

@@ -121,9 +121,9 @@ def test_tools_keep_templates_apart(gateway: Gateway) -> None:
 
 
 def test_bounded() -> None:
-    index = TemplateIndex(lambda key, session: False)
+    index = TemplateIndex(lambda tenant, key, session: False)
     for n in range(MAX_TEXTS + 100):
-        index.name_of(f"{n}", b"t", lambda n=n: ({n: "a sentence of its own"}, {-1: "a sentence that all have"}))
+        index.name_of("t", f"{n}", b"t", lambda n=n: ({n: "a sentence of its own"}, {-1: "a sentence that all have"}))
         index.note(f"{n}", "t", f"s{n}", f"a{n}")
     assert len(index) == MAX_TEXTS
-    assert len(index._sessions) <= MAX_TEXTS and len(index._by_line[-1]) <= 16
+    assert len(index._sessions) <= MAX_TEXTS and len(index._by_line.part("t")[-1]) <= 16

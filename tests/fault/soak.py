@@ -1,0 +1,155 @@
+"""Load at saturation for a while, and the memory of every process: `scripts/soak [--minutes N] [...]`.
+
+More callers than the engines can serve at once; a share of clients leaves early, another reads slowly, and each turn is
+a new agent for some. Prints a sample each `--every` seconds, a plot in letters at the end, and how much each process
+grew over the second half (the first fills caches). Exit code 1 when a process grew by more than `--most-growth`
+of its size, or a request had no answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import itertools
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+
+from tests.fault.chaos.__main__ import MODEL
+from tests.fault.chaos.server import ChaosServer
+
+BARS = " ▁▂▃▄▅▆▇█"
+CLIENT_TIMEOUT_S = 300.0
+SLOW_READ_S = 0.2
+
+Samples = list[tuple[float, dict[str, int]]]
+
+
+class Soak:
+    """`callers` at once until `stop` is set; what became of each request is in `ends`."""
+
+    def __init__(self, url: str, callers: int) -> None:
+        self._url = url
+        self._callers = callers
+        self._numbers = itertools.count()
+        self.stop = threading.Event()
+        self.ends: Counter[str] = Counter()
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=self._url, timeout=CLIENT_TIMEOUT_S, limits=limits, trust_env=False
+        ) as client:
+            await asyncio.gather(*(self._caller(client, number) for number in range(self._callers)))
+
+    async def _caller(self, client: httpx.AsyncClient, number: int) -> None:
+        while not self.stop.is_set():
+            turn = next(self._numbers)
+            kind = ("plain", "stream", "leaves", "slow", "new agent")[(number + turn) % 5]
+            try:
+                end = await self._one(client, kind, number, turn)
+            except httpx.TimeoutException:
+                end = "no answer"
+            except httpx.HTTPError as error:
+                end = type(error).__name__
+            self.ends[f"{kind}: {end}"] += 1
+            if end == "429":
+                await asyncio.sleep(0.5)
+
+    async def _one(self, client: httpx.AsyncClient, kind: str, number: int, turn: int) -> str:
+        system = f"You are agent {turn if kind == 'new agent' else number % 8}. " + "Do the next step with care. " * 40
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": f"step {turn} of {number}"}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 24, "stream": kind != "plain"}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            if answer.status_code != 200:
+                await answer.aread()
+                return str(answer.status_code)
+            async for _ in answer.aiter_bytes():
+                if kind == "leaves":
+                    return "left"
+                if kind == "slow":
+                    await asyncio.sleep(SLOW_READ_S)
+        return "200"
+
+
+def sample(server: ChaosServer, soak: Soak, seconds: float, every_s: float) -> Samples:
+    samples: Samples = []
+    began_s = time.monotonic()
+    while (passed_s := time.monotonic() - began_s) < seconds:
+        samples.append((passed_s, server.memory_bytes()))
+        told = "  ".join(f"{name} {size >> 20}" for name, size in sorted(samples[-1][1].items()))
+        print(f"{passed_s:6.0f} s  {sum(soak.ends.values()):6d} requests  MiB: {told}", flush=True)
+        soak.stop.wait(every_s)
+    return samples
+
+
+def plot(samples: Samples) -> list[str]:
+    """A line for each process: smallest to largest, MiB, and its course."""
+    lines = []
+    for name in sorted({name for _, sizes in samples for name in sizes}):
+        sizes = [found[name] for _, found in samples if name in found]
+        low, high = min(sizes), max(sizes)
+        scale = (len(BARS) - 1) / max(1, high - low)
+        course = "".join(BARS[round((size - low) * scale)] for size in sizes)
+        lines.append(f"{name:24s} {low >> 20:5d} to {high >> 20:5d} MiB  {course}")
+    return lines
+
+
+def growth(samples: Samples) -> dict[str, float]:
+    """Of each process that lived through the second half: mean of its last quarter over that of the one before."""
+    half = samples[len(samples) // 2 :]
+    middle = len(half) // 2
+    grown = {}
+    for name in half[0][1] if half else ():
+        parts = [[found[name] for _, found in part if name in found] for part in (half[:middle], half[middle:])]
+        if all(parts) and name in half[-1][1]:
+            first, second = (sum(part) / len(part) for part in parts)
+            grown[name] = second / first - 1.0
+    return grown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--callers", type=int, default=64)
+    parser.add_argument("--every", type=float, default=15.0, help="seconds between two samples")
+    parser.add_argument("--most-growth", type=float, default=0.05)
+    parser.add_argument("--csv", type=Path, help="also write the samples there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        server = ChaosServer(options.engine, Path(folder))
+        soak = Soak(server.url, options.callers)
+        thread = threading.Thread(target=soak.run)
+        try:
+            thread.start()
+            samples = sample(server, soak, 60.0 * options.minutes, options.every)
+        finally:
+            soak.stop.set()
+            thread.join()
+            server.stop()
+    grown = growth(samples)
+    print("\n".join(plot(samples)))
+    print("growth over the last quarter:", ", ".join(f"{name} {share:+.1%}" for name, share in sorted(grown.items())))
+    print("requests:", ", ".join(f"{n} {end}" for end, n in sorted(soak.ends.items())))
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["seconds", "process", "bytes"])
+            rows.writerows((round(at_s, 1), name, size) for at_s, found in samples for name, size in found.items())
+    bad = [name for name, share in grown.items() if share > options.most_growth]
+    unanswered = sum(n for end, n in soak.ends.items() if end.endswith("no answer"))
+    return 1 if bad or unanswered else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
