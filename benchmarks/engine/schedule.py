@@ -1,0 +1,171 @@
+"""Which requests a cell sends, in which order and when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.engine.text import ROOM_FOR_TEMPLATE, Message, ModelText
+from benchmarks.engine.workloads import Anchors, Script, Turn, numbered
+from benchmarks.trace_source import read_records
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request. `after`: position of the session's request before it, None for its first."""
+
+    position: int
+    session: str
+    agent: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+    prompt_ids: tuple[int, ...]
+    anchor_tokens: int
+    after: int | None
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a workload is played: `sessions` at a time, of `teams` teams with agents of their own.
+
+    `salt` goes before every prompt and into the names of agents and sessions: what has another salt shares nothing.
+    """
+
+    requests: int
+    sessions: int
+    teams: int
+    anchors: Anchors
+    max_tokens: int
+    max_prompt_tokens: int
+    seed: int
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    prompts: tuple[Prompt, ...]
+    clipped: int
+    """Prompts that were cut to `max_prompt_tokens`."""
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        return sum(len(p.prompt_ids) for p in self.prompts) / len(self.prompts)
+
+    @property
+    def anchors_tokens(self) -> int:
+        """All agents' anchors together, each at its longest."""
+        longest: dict[str, int] = {}
+        for prompt in self.prompts:
+            longest[prompt.agent] = max(longest.get(prompt.agent, 0), prompt.anchor_tokens)
+        return sum(longest.values())
+
+
+def build_schedule(scripts: Sequence[Script], shape: Shape, text: ModelText) -> Schedule:
+    """Any of the live sessions speaks next; equal arguments give equal schedules.
+
+    A closed loop keeps the order within each session alone, an open loop all of it.
+    """
+    rng = random.Random(f"schedule {shape.seed}")
+    writer = _Writer(shape, text)
+    coming = numbered(list(scripts), shape.teams, rng.shuffle)
+    live: list[tuple[str, int, Script, Iterator[tuple[int, Turn]]]] = []
+    last: dict[str, int] = {}
+    prompts: list[Prompt] = []
+    while len(prompts) < shape.requests:
+        while len(live) < shape.sessions:
+            session, team, script = next(coming)
+            live.append((f"{session}{shape.salt}", team, script, iter(enumerate(script.turns))))
+        pick = rng.randrange(len(live))
+        session, team, script, turns = live[pick]
+        at, turn = next(turns)
+        final = at + 1 == len(script.turns)
+        prompts.append(writer.prompt(len(prompts), session, team, turn, last.get(session), final))
+        last[session] = len(prompts) - 1
+        if final:
+            live.pop(pick)
+    return Schedule(tuple(prompts), writer.clipped)
+
+
+class _Writer:
+    def __init__(self, shape: Shape, text: ModelText) -> None:
+        self._shape = shape
+        self._text = text
+        self._systems: dict[tuple[str, str], str] = {}
+        self.clipped = 0
+
+    def prompt(self, position: int, session: str, team: int, turn: Turn, after: int | None, final: bool) -> Prompt:
+        agent = f"{turn.agent}@{team}" if self._shape.teams > 1 else turn.agent
+        system = self._system(agent, team, turn.system)
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        messages += [dict(message) for message in turn.messages]
+        if self._shape.salt:
+            messages[0]["content"] = f"{self._shape.salt} {messages[0]['content']}"
+        ids = self._text.prompt_ids(messages)
+        if len(ids) > self._shape.max_prompt_tokens:
+            self.clipped += 1
+            messages = self._clip(messages)
+            ids = self._text.prompt_ids(messages)
+        return Prompt(
+            position=position,
+            session=session,
+            agent=f"{agent}{self._shape.salt}",
+            messages=tuple(messages),
+            max_tokens=max(1, min(turn.output_tokens, self._shape.max_tokens)),
+            prompt_ids=tuple(ids),
+            anchor_tokens=self._text.count(system),
+            after=after,
+            final=final,
+        )
+
+    def _system(self, agent: str, team: int, recorded: str) -> str:
+        """Teams stand for applications: their prompts share nothing from the first line on."""
+        known = self._systems.get((agent, recorded))
+        if known is not None:
+            return known
+        size = self._shape.anchors.tokens
+        system = f"Team {team}. {recorded}" if self._shape.teams > 1 else recorded
+        if size is not None:
+            wanted = random.Random(f"anchor {agent}").randint(*size)
+            missing = wanted - self._text.count(system)
+            system = f"{system}\n{self._text.filler(f'anchor {agent}', missing)}".strip()
+        self._systems[agent, recorded] = system
+        return system
+
+    def _clip(self, messages: list[Message]) -> list[Message]:
+        """The head of the prompt, so that what it shares with others stays."""
+        left = self._shape.max_prompt_tokens
+        kept: list[Message] = []
+        for message in messages:
+            left -= ROOM_FOR_TEMPLATE
+            if left <= 0:
+                break
+            content = self._text.head(message["content"], left)
+            kept.append({"role": message["role"], "content": content})
+            left -= self._text.count(content)
+        return kept
+
+
+def poisson_times(count: int, rate: float, seed: int) -> list[float]:
+    """Seconds from the start; the first request comes at 0."""
+    rng = random.Random(f"poisson {seed}")
+    times = [0.0]
+    while len(times) < count:
+        times.append(times[-1] + rng.expovariate(rate))
+    return times[:count]
+
+
+def recorded_times(path: Path, count: int, rate: float, seed: int) -> list[float]:
+    """A stretch of recorded arrivals, stretched to the mean rate asked for: the bursts stay.
+
+    Raises:
+        TraceError: the file can't be read or is too short.
+    """
+    stamps = [float(record["ts"]) for _, record in read_records(path)]
+    start = random.Random(f"arrivals {seed}").randrange(max(len(stamps) - count, 1))
+    stretch = stamps[start : start + count]
+    span_s = stretch[-1] - stretch[0]
+    factor = (count - 1) / rate / span_s if span_s > 0 else 0.0
+    return [(stamp - stretch[0]) * factor for stamp in stretch]
