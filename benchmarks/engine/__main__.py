@@ -24,6 +24,7 @@ from benchmarks.engine.workloads import WORKLOADS, Anchors
 from benchmarks.trace_format import TraceError
 from cluster.embedded_model import ensure_embedded_model
 from cluster.errors import LaunchError
+from cluster.stop_signals import StopRequested
 
 QUICK = {"policy": ["stock", "reach"], "loop": [CLOSED], "seeds": (1,), "requests": 40}
 
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TraceError, ServerError, LaunchError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
+    except StopRequested:
+        print("engine: stopped; the same command goes on", file=sys.stderr)
+        return 130
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -84,7 +88,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _play(given: argparse.Namespace, machine: Machine) -> Play:
-    requests = given.requests or 80
+    requests = given.requests or 60
     return Play(
         source=given.source,
         requests=requests,
@@ -172,21 +176,21 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = arguments.add_argument
     add("--workload", action="append", help=f"{', '.join(WORKLOADS)}, or any set (default: humaneval-dylan)")
-    add("--anchors", type=_anchors, nargs="+", default=[Anchors((1000, 1500))], metavar="recorded|LOW-HIGH")
+    add("--anchors", type=_anchors, nargs="+", default=[Anchors((800, 1200))], metavar="recorded|LOW-HIGH")
     add("--policy", action="append", choices=list(MODES), help="default: all")
     add("--loop", action="append", choices=LOOPS, help="default: closed, then poisson")
     add("--loads", type=_loads, default=(0.7,), metavar="SHARE,...", help="of stock's saturation (default 0.7)")
     add("--seeds", type=_numbers, metavar="N,N", help="default 1")
-    add("--requests", type=_positive, help="a cell (default 80)")
+    add("--requests", type=_positive, help="a cell (default 60)")
     add("--warm-up", type=_count, metavar="N", help="first requests of a cell that don't count (default a quarter)")
-    add("--sessions", type=_positive, default=16, help="live at a time, any of them speaks next (default 16)")
-    add("--in-flight", type=_positive, default=4, help="requests at a time in a closed loop (default 4)")
-    add("--teach", type=_count, default=80, help="requests a workload before its first cell (default 80)")
+    add("--sessions", type=_positive, default=12, help="live at a time, any of them speaks next (default 12)")
+    add("--in-flight", type=_positive, default=3, help="requests at a time in a closed loop (default 3)")
+    add("--teach", type=_count, default=40, help="requests a workload before its first cell (default 40)")
     add("--pressure", type=float, default=2.0, help="all anchors together / caches, for given sizes (default 2)")
     add("--max-tokens", type=_positive, default=4, help="of an answer (default 4)")
-    add("--max-prompt-tokens", type=_positive, default=4096, help="longer prompts are cut (default 4096)")
+    add("--max-prompt-tokens", type=_positive, default=3072, help="longer prompts are cut (default 3072)")
     add("--replicas", type=_positive, default=2)
-    add("--blocks", type=_positive, default=320, help="of 32 tokens, a replica's cache (default 320)")
+    add("--blocks", type=_positive, default=144, help="of 32 tokens, a replica's cache (default 144)")
     add("--out", type=Path, default=Path("engine-results.jsonl"), help="default engine-results.jsonl")
     add("--minutes", type=float, help="begin no cell after so many")
     add("--quick", action="store_true", help="stock and reach, a closed loop, one seed: five minutes")

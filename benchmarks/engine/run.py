@@ -33,9 +33,10 @@ TEACHING_SEED = 0
 class Play:
     """What all cells of a run have in common.
 
-    warm_up: a cell's first requests, which don't count; teach: requests before the first cell of a workload, from which
-    the layer learns and which aren't measured; sessions: live at a time; in_flight: requests at a time in a closed loop;
-    pressure: all anchors together, as a multiple of the cache, where their size is given; cache_blocks: of all replicas.
+    warm_up: a cell's first requests, which don't count; teach: requests before the first cell of a workload, from
+    which the layer learns and which aren't measured; sessions: live at a time; in_flight: requests at a time in a
+    closed loop; pressure: all anchors together, as a multiple of the cache, where their size is given; cache_blocks:
+    of all replicas.
     """
 
     source: Path

@@ -23,6 +23,7 @@ from cluster.embedded_model import ensure_embedded_model
 from cluster.local import DEFAULT_CONFIG
 from cluster.local_ray import LocalRay
 from cluster.readiness import wait_until_ready
+from cluster.stop_signals import StopSignals
 
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 60.0
@@ -176,7 +177,14 @@ class OwnServers:
 
 @contextmanager
 def started(machine: Machine) -> Iterator[OwnServers]:
-    """Start both applications; everything ends with the block. Raises LaunchError."""
+    """Start both applications; everything ends with the block, also when a signal ends it.
+
+    Raises:
+        LaunchError: one of them didn't start.
+        StopRequested: a signal came.
+    """
+    stop = StopSignals()
+    stop.install()
     cluster = LocalRay()
     with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
         port = _free_port()
@@ -186,6 +194,7 @@ def started(machine: Machine) -> Iterator[OwnServers]:
         url = f"http://127.0.0.1:{port}"
         try:
             cluster.start()
+            stop.take_over()
             cluster.deploy(config)
             for application in config["applications"]:
                 cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
@@ -193,6 +202,7 @@ def started(machine: Machine) -> Iterator[OwnServers]:
             model = config["applications"][0]["args"]["model"]["id"]
             yield OwnServers(machine, url, model, keys, operator_key)
         finally:
+            stop.ignore()
             cluster.stop()
 
 

@@ -69,7 +69,7 @@ class SimulatedCache:
     def __init__(self, *, num_blocks: int, block_size: int, values: ValueSettings) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.directory = OwnerDirectory(values, hash_block_tokens=block_size)
+        self.directory = OwnerDirectory(values, hash_block_tokens=block_size, cache_blocks=num_blocks)
         self.evicted_blocks = 0
         self._blocks = [SimulatedBlock(i) for i in range(num_blocks)]
         self._owner_of: list[BlockOwner | None] = [None] * num_blocks
