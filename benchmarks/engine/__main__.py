@@ -10,13 +10,15 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.engine import costs
 from benchmarks.engine.cells import CLOSED, LOOPS, MODES, POISSON, Grid, Results, Row, fingerprint
-from benchmarks.engine.run import Play, Runner
+from benchmarks.engine.run import Play, Runner, commit
 from benchmarks.engine.servers import Machine, RunningServer, ServerError, Servers, started
 from benchmarks.engine.table import groups, markdown, policy_lines
 from benchmarks.engine.text import ModelText
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     policies = tuple(given.policy or (name for name in MODES if name != "stock" or not (given.url or given.simulated)))
-    simulated = json.loads(given.simulated.read_text(encoding="utf-8")) if given.simulated else None
+    simulated = costs.read_simulated(given.simulated) if given.simulated else None
     machine = Machine(given.replicas, given.blocks, with_stock="stock" in policies, simulated=simulated)
     grid = Grid(
         workloads=tuple(given.workload or ("humaneval-dylan",)),
@@ -77,14 +79,28 @@ def _run(given: argparse.Namespace) -> int:
             print(f"{row['workload']} {row['anchors']} {row['loop']} {row['policy']}: {shown}", file=sys.stderr)
 
     left = len([cell for cell in grid.cells() if cell not in results.rows])
-    if left:
+    if left or given.costs:
         with _servers(given, machine) as servers:
+            if given.costs:
+                _measure_costs(given, servers, text)
             left = Runner(play, servers, results, text).run(grid, given.minutes, told)
     wanted = set(grid.cells())
     _show([row for cell, row in results.rows.items() if cell in wanted], given.json)
     if left:
         print(f"engine: {left} cells left; the same command goes on", file=sys.stderr)
     return 0
+
+
+def _measure_costs(given: argparse.Namespace, servers: Servers, text: ModelText) -> None:
+    """Of stock where it is served, else of the layer in stock's order."""
+    endpoint = servers.prepare("stock" if "stock" in servers.policies else "lru", "costs")
+    samples = costs.measure(endpoint, text, secrets.token_hex(4))
+    try:
+        found = costs.fit(samples, f"measured on this machine, {endpoint.model}, commit {commit()}")
+    except ValueError as error:
+        raise ServerError(f"costs: {error}") from error
+    costs.write(found, given.costs)
+    print(f"engine: {found}", file=sys.stderr)
 
 
 def _play(given: argparse.Namespace, machine: Machine) -> Play:
@@ -176,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = arguments.add_argument
     add("--workload", action="append", help=f"{', '.join(WORKLOADS)}, or any set (default: humaneval-dylan)")
-    add("--anchors", type=_anchors, nargs="+", default=[Anchors((800, 1200))], metavar="recorded|LOW-HIGH")
+    add("--anchors", type=_anchors, nargs="+", default=[Anchors((400, 800))], metavar="recorded|LOW-HIGH")
     add("--policy", action="append", choices=list(MODES), help="default: all")
     add("--loop", action="append", choices=LOOPS, help="default: closed, then poisson")
     add("--loads", type=_loads, default=(0.7,), metavar="SHARE,...", help="of stock's saturation (default 0.7)")
@@ -184,13 +200,13 @@ def parser() -> argparse.ArgumentParser:
     add("--requests", type=_positive, help="a cell (default 60)")
     add("--warm-up", type=_count, metavar="N", help="first requests of a cell that don't count (default a quarter)")
     add("--sessions", type=_positive, default=12, help="live at a time, any of them speaks next (default 12)")
-    add("--in-flight", type=_positive, default=3, help="requests at a time in a closed loop (default 3)")
+    add("--in-flight", type=_positive, default=2, help="requests at a time in a closed loop (default 2)")
     add("--teach", type=_count, default=40, help="requests a workload before its first cell (default 40)")
     add("--pressure", type=float, default=2.0, help="all anchors together / caches, for given sizes (default 2)")
     add("--max-tokens", type=_positive, default=4, help="of an answer (default 4)")
     add("--max-prompt-tokens", type=_positive, default=3072, help="longer prompts are cut (default 3072)")
-    add("--replicas", type=_positive, default=2)
-    add("--blocks", type=_positive, default=144, help="of 32 tokens, a replica's cache (default 144)")
+    add("--replicas", type=_positive, default=1, help="of each of the two applications (default 1)")
+    add("--blocks", type=_positive, default=160, help="of 32 tokens, a replica's cache (default 160)")
     add("--out", type=Path, default=Path("engine-results.jsonl"), help="default engine-results.jsonl")
     add("--minutes", type=float, help="begin no cell after so many")
     add("--quick", action="store_true", help="stock and reach, a closed loop, one seed: five minutes")
@@ -198,7 +214,8 @@ def parser() -> argparse.ArgumentParser:
     add("--url", help="measure a server that already runs, all but stock")
     add("--key", default="", help="API key for requests to --url")
     add("--operator-key", default="", help="API key for POST /runtime/policy at --url")
-    add("--simulated", type=Path, metavar="FILE", help="a cost model (JSON) instead of vLLM, and no stock")
+    add("--costs", type=Path, metavar="FILE", help="first fit a cost model on the engine and write it there")
+    add("--simulated", type=Path, metavar="FILE", help="the cost model of such a file instead of vLLM, and no stock")
     add("--model-dir", type=Path, help="tokenizer and chat template (default: the embedded model)")
     return arguments
 
