@@ -199,7 +199,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seeds", type=_numbers, metavar="N,N", help="default 1")
     add("--requests", type=_positive, help="a cell (default 60)")
     add("--warm-up", type=_count, metavar="N", help="first requests of a cell that don't count (default a quarter)")
-    add("--sessions", type=_positive, default=12, help="live at a time, any of them speaks next (default 12)")
+    add("--sessions", type=_positive, default=12, help="live at a time (default 12)")
     add("--in-flight", type=_positive, default=2, help="requests at a time in a closed loop (default 2)")
     add("--teach", type=_count, default=40, help="requests a workload before its first cell (default 40)")
     add("--pressure", type=float, default=2.0, help="all anchors together / caches, for given sizes (default 2)")

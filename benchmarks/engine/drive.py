@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -47,6 +47,15 @@ class Sample:
     error: str = ""
 
 
+class Sender(Protocol):
+    """Where the loops below send requests."""
+
+    def now_s(self) -> float:
+        """Seconds since the loop's start."""
+
+    async def send(self, prompt: Prompt, due_s: float) -> Sample: ...
+
+
 @dataclass(slots=True)
 class Answer:
     first_s: float | None = None
@@ -66,13 +75,13 @@ async def drive(
     ) as client:
         sender = _Sender(client, endpoint, done)
         if times is None:
-            samples = await _closed(sender, schedule.prompts, in_flight)
+            samples = await closed_loop(sender, schedule.prompts, in_flight)
         else:
-            samples = await _open(sender, schedule.prompts, times)
+            samples = await open_loop(sender, schedule.prompts, times)
     return sorted(samples, key=lambda sample: sample.start_s)
 
 
-async def _closed(sender: _Sender, prompts: Sequence[Prompt], in_flight: int) -> list[Sample]:
+async def closed_loop(sender: Sender, prompts: Sequence[Prompt], in_flight: int) -> list[Sample]:
     """In the schedule's order; a session's request is sent when the one before is answered."""
     ended = [asyncio.Event() for _ in prompts]
     queue = iter(prompts)
@@ -89,7 +98,7 @@ async def _closed(sender: _Sender, prompts: Sequence[Prompt], in_flight: int) ->
     return samples
 
 
-async def _open(sender: _Sender, prompts: Sequence[Prompt], times: Sequence[float]) -> list[Sample]:
+async def open_loop(sender: Sender, prompts: Sequence[Prompt], times: Sequence[float]) -> list[Sample]:
     """Each at its time; a session's request also waits for the one before, and that wait counts."""
     ended = [asyncio.Event() for _ in prompts]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,29 +66,42 @@ class Schedule:
 
 
 def build_schedule(scripts: Sequence[Script], shape: Shape, text: ModelText) -> Schedule:
-    """Any of the live sessions speaks next; equal arguments give equal schedules.
+    """Live sessions take turns as their pauses have it; equal arguments give equal schedules.
 
-    A closed loop keeps the order within each session alone, an open loop all of it.
+    A pause is half a second and 20 ms a token of the recorded answer, times a log-normal factor (as in
+    `benchmarks.traces`). It gives the order alone: when requests are sent is the loop's to say.
     """
     rng = random.Random(f"schedule {shape.seed}")
     writer = _Writer(shape, text)
     coming = numbered(list(scripts), shape.teams, rng.shuffle)
-    live: list[tuple[str, int, Script, Iterator[tuple[int, Turn]]]] = []
+    live: list[tuple[float, int, _Live]] = []
+    serial = itertools.count()
+    now_s = 0.0
     last: dict[str, int] = {}
     prompts: list[Prompt] = []
     while len(prompts) < shape.requests:
         while len(live) < shape.sessions:
             session, team, script = next(coming)
-            live.append((f"{session}{shape.salt}", team, script, iter(enumerate(script.turns))))
-        pick = rng.randrange(len(live))
-        session, team, script, turns = live[pick]
-        at, turn = next(turns)
-        final = at + 1 == len(script.turns)
-        prompts.append(writer.prompt(len(prompts), session, team, turn, last.get(session), final))
+            heapq.heappush(live, (now_s + rng.random(), next(serial), _Live(f"{session}{shape.salt}", team, script)))
+        now_s, _, speaker = heapq.heappop(live)
+        turn = speaker.script.turns[speaker.at]
+        speaker.at += 1
+        final = speaker.at == len(speaker.script.turns)
+        session = speaker.session
+        prompts.append(writer.prompt(len(prompts), session, speaker.team, turn, last.get(session), final))
         last[session] = len(prompts) - 1
-        if final:
-            live.pop(pick)
+        if not final:
+            pause_s = (0.5 + 0.02 * turn.output_tokens) * rng.lognormvariate(0.0, 0.5)
+            heapq.heappush(live, (now_s + pause_s, next(serial), speaker))
     return Schedule(tuple(prompts), writer.clipped)
+
+
+@dataclass(slots=True)
+class _Live:
+    session: str
+    team: int
+    script: Script
+    at: int = 0
 
 
 class _Writer:
