@@ -47,6 +47,19 @@ class Sample:
     error: str = ""
 
 
+def payload(prompt: Prompt, model: str) -> dict[str, Any]:
+    """The body of a request: exactly so many tokens, greedily, as a stream with usage."""
+    return {
+        "model": model,
+        "messages": list(prompt.messages),
+        "max_tokens": prompt.max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
 class Sender(Protocol):
     """Where the loops below send requests."""
 
@@ -149,15 +162,7 @@ class _Sender:
         )
 
     async def _stream(self, prompt: Prompt, answer: Answer) -> None:
-        body = {
-            "model": self._endpoint.model,
-            "messages": list(prompt.messages),
-            "max_tokens": prompt.max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body = payload(prompt, self._endpoint.model)
         headers = {}
         if self._endpoint.names_sessions:
             headers = {"x-session-id": prompt.session, "x-claude-code-agent-id": prompt.agent}
