@@ -136,16 +136,21 @@ class _Writer:
         )
 
     def _system(self, agent: str, team: int, recorded: str) -> str:
-        """Teams stand for applications: their prompts share nothing from the first line on."""
+        """Teams stand for applications: their prompts share nothing from the first line on.
+
+        Filler goes before what was recorded: some recorded prompts have the task in them, and what follows that is no
+        two sessions' own.
+        """
         known = self._systems.get((agent, recorded))
         if known is not None:
             return known
         size = self._shape.anchors.tokens
-        system = f"Team {team}. {recorded}" if self._shape.teams > 1 else recorded
+        heading = f"Team {team}. " if self._shape.teams > 1 else ""
+        system = heading + recorded
         if size is not None:
             wanted = random.Random(f"anchor {agent}").randint(*size)
-            missing = wanted - self._text.count(system)
-            system = f"{system}\n{self._text.filler(f'anchor {agent}', missing)}".strip()
+            filler = self._text.filler(f"anchor {agent}", wanted - self._text.count(system))
+            system = f"{heading}{filler}\n{recorded}".strip()
         self._systems[agent, recorded] = system
         return system
 

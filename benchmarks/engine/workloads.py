@@ -122,8 +122,8 @@ def _team_scripts(path: Path, text: ModelText) -> Iterator[Script]:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """(low, high) gives every agent a system prompt of a length of its own in that range: what was recorded, and
-    filler behind it. None leaves them as recorded."""
+    """(low, high) gives every agent a system prompt of a length of its own in that range: filler, and behind it
+    what was recorded. None leaves them as recorded."""
 
     tokens: tuple[int, int] | None = None
 
