@@ -9,26 +9,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 from benchmarks.engine import costs
-from benchmarks.engine.cells import CLOSED, LOOPS, MODES, POISSON, Grid, Results, Row, fingerprint
+from benchmarks.engine.cells import CLOSED, MODES, POISSON, STOCK, Grid, Results, Row, fingerprint
+from benchmarks.engine.options import QUICK, parser
 from benchmarks.engine.run import Play, Runner, commit
 from benchmarks.engine.servers import Machine, RunningServer, ServerError, Servers, started
 from benchmarks.engine.table import groups, markdown, policy_lines
 from benchmarks.engine.text import ModelText
-from benchmarks.engine.workloads import WORKLOADS, Anchors
 from benchmarks.trace_format import TraceError
 from cluster.embedded_model import ensure_embedded_model
 from cluster.errors import LaunchError
 from cluster.stop_signals import StopRequested
-
-QUICK = {"policy": ["stock", "reach"], "loop": [CLOSED], "seeds": (1,), "requests": 40}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,17 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    policies = tuple(given.policy or (name for name in MODES if name != "stock" or not (given.url or given.simulated)))
     simulated = costs.read_simulated(given.simulated) if given.simulated else None
-    machine = Machine(given.replicas, given.blocks, with_stock="stock" in policies, simulated=simulated)
-    grid = Grid(
-        workloads=tuple(given.workload or ("humaneval-dylan",)),
-        anchors=tuple(anchors.name for anchors in given.anchors),
-        loops=tuple(given.loop or (CLOSED, POISSON)),
-        loads=given.loads,
-        seeds=given.seeds or (1,),
-        policies=policies,
-    )
+    grid = _grid(given)
+    machine = _machine(given, grid.policies, simulated)
     play = _play(given, machine)
     settings = {
         **asdict(play),
@@ -73,9 +62,8 @@ def _run(given: argparse.Namespace) -> int:
 
     def told(row: Row) -> None:
         if not given.json:
-            shown = (
-                f"hit {row['hit_rate']:.3f}, TTFT {row['ttft_mean_s']:.2f} s, {row['requests_per_s']:.2f} requests/s"
-            )
+            rate = row["requests_per_s"]
+            shown = f"hit {row['hit_rate']:.3f}, TTFT {row['ttft_mean_s']:.2f} s, {rate:.2f} requests/s"
             print(f"{row['workload']} {row['anchors']} {row['loop']} {row['policy']}: {shown}", file=sys.stderr)
 
     left = len([cell for cell in grid.cells() if cell not in results.rows])
@@ -121,6 +109,28 @@ def _play(given: argparse.Namespace, machine: Machine) -> Play:
     )
 
 
+def _grid(given: argparse.Namespace) -> Grid:
+    only_layer = bool(given.url or given.simulated)
+    return Grid(
+        workloads=tuple(given.workload or ("humaneval-dylan",)),
+        anchors=tuple(anchors.name for anchors in given.anchors),
+        loops=tuple(given.loop or (CLOSED, POISSON)),
+        loads=given.loads,
+        seeds=given.seeds or (1,),
+        policies=tuple(given.policy or (name for name in MODES if name != STOCK or not only_layer)),
+    )
+
+
+def _machine(given: argparse.Namespace, policies: tuple[str, ...], simulated: dict[str, Any] | None) -> Machine:
+    return Machine(
+        given.replicas,
+        given.blocks,
+        with_stock=STOCK in policies,
+        with_layer=policies != (STOCK,),
+        simulated=simulated,
+    )
+
+
 @contextlib.contextmanager
 def _servers(given: argparse.Namespace, machine: Machine) -> Iterator[Servers]:
     if given.url:
@@ -140,84 +150,6 @@ def _show(rows: Sequence[Row], as_json: bool) -> None:
         for line in policy_lines(found):
             named = dict(zip(("workload", "anchors", "loop", "load"), key, strict=True))
             print(json.dumps({**line, **named}), flush=True)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 0:
-        raise argparse.ArgumentTypeError(f"expected integers with commas between, got {text!r}")
-    return numbers
-
-
-def _loads(text: str) -> tuple[float, ...]:
-    try:
-        loads = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        loads = ()
-    if not loads or not all(0.0 < load <= 4.0 for load in loads):
-        raise argparse.ArgumentTypeError(f"expected shares within (0, 4] with commas between, got {text!r}")
-    return loads
-
-
-def _anchors(text: str) -> Anchors:
-    if text == "recorded":
-        return Anchors()
-    low, _, high = text.partition("-")
-    if low.isdecimal() and (high or low).isdecimal() and 0 < int(low) <= int(high or low):
-        return Anchors((int(low), int(high or low)))
-    raise argparse.ArgumentTypeError(f"expected recorded, TOKENS or LOW-HIGH, got {text!r}")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected an integer from 0 up, got {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer from 1 up, got {text!r}")
-    return int(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
-    traces = os.environ.get("AGENT_RUNTIME_TRACES")
-    arguments.add_argument(
-        "source", type=Path, nargs="?" if traces else None, default=Path(traces) if traces else None,
-        help="folder of recorded sessions (default: AGENT_RUNTIME_TRACES)",
-    )  # fmt: skip
-    add = arguments.add_argument
-    add("--workload", action="append", help=f"{', '.join(WORKLOADS)}, or any set (default: humaneval-dylan)")
-    add("--anchors", type=_anchors, nargs="+", default=[Anchors((400, 800))], metavar="recorded|LOW-HIGH")
-    add("--policy", action="append", choices=list(MODES), help="default: all")
-    add("--loop", action="append", choices=LOOPS, help="default: closed, then poisson")
-    add("--loads", type=_loads, default=(0.7,), metavar="SHARE,...", help="of stock's saturation (default 0.7)")
-    add("--seeds", type=_numbers, metavar="N,N", help="default 1")
-    add("--requests", type=_positive, help="a cell (default 60)")
-    add("--warm-up", type=_count, metavar="N", help="first requests of a cell that don't count (default a quarter)")
-    add("--sessions", type=_positive, default=12, help="live at a time (default 12)")
-    add("--in-flight", type=_positive, default=2, help="requests at a time in a closed loop (default 2)")
-    add("--teach", type=_count, default=40, help="requests a workload before its first cell (default 40)")
-    add("--pressure", type=float, default=2.0, help="all anchors together / caches, for given sizes (default 2)")
-    add("--max-tokens", type=_positive, default=4, help="of an answer (default 4)")
-    add("--max-prompt-tokens", type=_positive, default=3072, help="longer prompts are cut (default 3072)")
-    add("--replicas", type=_positive, default=1, help="of each of the two applications (default 1)")
-    add("--blocks", type=_positive, default=160, help="of 32 tokens, a replica's cache (default 160)")
-    add("--out", type=Path, default=Path("engine-results.jsonl"), help="default engine-results.jsonl")
-    add("--minutes", type=float, help="begin no cell after so many")
-    add("--quick", action="store_true", help="stock and reach, a closed loop, one seed: five minutes")
-    add("--json", action="store_true", help="a line a policy instead of tables")
-    add("--url", help="measure a server that already runs, all but stock")
-    add("--key", default="", help="API key for requests to --url")
-    add("--operator-key", default="", help="API key for POST /runtime/policy at --url")
-    add("--costs", type=Path, metavar="FILE", help="first fit a cost model on the engine and write it there")
-    add("--simulated", type=Path, metavar="FILE", help="the cost model of such a file instead of vLLM, and no stock")
-    add("--model-dir", type=Path, help="tokenizer and chat template (default: the embedded model)")
-    return arguments
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class Runner:
     def _teach(self, cell: Cell) -> None:
         """Other sessions of the workload, not measured: the layer is to be compared as it is after some hours."""
         about = (cell.workload, cell.anchors)
-        if about in self._taught or self._play.teach == 0:
+        if about in self._taught or self._play.teach == 0 or "lru" not in self._servers.policies:
             return
         self._taught.add(about)
         lesson = replace(cell, seed=TEACHING_SEED)

@@ -56,12 +56,14 @@ class Servers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What both applications get. blocks: of 32 tokens, a replica. simulated: a cost model instead of vLLM."""
+    """What both applications get. blocks: of 32 tokens, a replica; with_stock, with_layer: which of them there are;
+    simulated: a cost model instead of vLLM."""
 
     replicas: int
     blocks: int
     block_tokens: int = 32
     with_stock: bool = True
+    with_layer: bool = True
     simulated: dict[str, Any] | None = None
 
     @property
@@ -147,7 +149,8 @@ class OwnServers:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        return tuple(policy for policy in MODES if policy != STOCK or self.machine.with_stock)
+        has = self.machine
+        return tuple(policy for policy in MODES if (has.with_stock if policy == STOCK else has.with_layer))
 
     def prepare(self, policy: str, about: str) -> Endpoint:
         if policy not in self.policies:
@@ -198,9 +201,9 @@ def started(machine: Machine) -> Iterator[OwnServers]:
             cluster.deploy(config)
             for application in config["applications"]:
                 cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
-            wait_until_ready(url, machine.replicas, START_TIMEOUT_S, lambda done, total: None)
-            model = config["applications"][0]["args"]["model"]["id"]
-            yield OwnServers(machine, url, model, keys, operator_key)
+            if machine.with_layer:
+                wait_until_ready(url, machine.replicas, START_TIMEOUT_S, lambda done, total: None)
+            yield OwnServers(machine, url, _model_id(), keys, operator_key)
         finally:
             stop.ignore()
             cluster.stop()
@@ -225,7 +228,13 @@ def serve_config(machine: Machine, port: int, folder: Path, keys: list[str], ope
         arguments |= {"engine": "simulated", "simulated": {**machine.simulated, **blocks}}
     if machine.with_stock:
         content["applications"].append(_stock_application(ours, machine))
+    if not machine.with_layer:
+        content["applications"].remove(ours)
     return content
+
+
+def _model_id() -> str:
+    return str(yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))["applications"][0]["args"]["model"]["id"])
 
 
 def _api_key(tenant: str, key: str) -> dict[str, Any]:
