@@ -13,9 +13,9 @@ OUT = Path("benchmarks/results/tmp/engine.jsonl")
 QUICK = {"policy": ["stock", "reach"], "loop": [CLOSED], "seeds": (1,), "requests": 40}
 """What `--quick` sets where nothing else is said."""
 
-DESCRIPTION = """The same requests under several policies on real vLLM, in one run. Two applications on one local Ray, each
-with as many replicas: `ray.serve.llm` as shipped, and this project's. Results go to a file, a line a cell; a second call
-with equal settings goes on where the first one ended."""
+DESCRIPTION = """The same requests under several policies on real vLLM, in one run. Two applications on one local Ray,
+each with as many replicas: `ray.serve.llm` as shipped, and this project's. Results go to a file, a line a cell; a
+second call with equal settings goes on where the first one ended."""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
