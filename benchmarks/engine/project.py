@@ -26,7 +26,7 @@ from benchmarks.engine.text import ModelText
 from benchmarks.engine.workloads import Anchors, load_workload, teams_for
 from benchmarks.trace_format import TraceError
 from cluster.embedded_model import ensure_embedded_model
-from replicas.cache.owner_values import POLICIES, ValueSettings
+from replicas.cache.settings import POLICIES, ValueSettings
 from replicas.simulation.cache import Prompt as SimulatedPrompt
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.messages import OwnerTag

@@ -10,10 +10,10 @@ from benchmarks.cache import Block, PrefixCache
 from benchmarks.policies.base import PassivePolicy, ScoredQueue
 from benchmarks.policies.known import make
 from benchmarks.trace_format import Request
-from replicas.cache.owner_values import POLICIES, ValueSettings
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.peer_owners import MAX_USES
 from replicas.cache.peers import PEERS, CacheScoutOrder, PinOrder, Use, peer_order
+from replicas.cache.settings import POLICIES, ValueSettings
 from runtime_actor.messages import OwnerTag
 from runtime_actor.settings import KV_CACHE_MODES
 
