@@ -59,9 +59,12 @@ def test_a_tiny_run_and_its_resumption(server: Server, tmp_path: Path, capsys: p
     for line in lines[:2]:
         assert set(line) >= FIELDS
         assert (line["requests"], line["errors"]) == (6, 0)
-        assert 0.0 < line["hit_rate"] <= lines[2]["hit_rate"] <= 1.0
         assert 0.0 < line["ttft_mean_s"] <= line["e2e_mean_s"]
     before = (tmp_path / "results.jsonl").read_text()
+    for row in map(json.loads, before.splitlines()):
+        # Each cell has prompts with a salt of its own, so a bound of its own; what is computed ahead may pass it.
+        assert 0.0 < row["hit_rate"] < 1.0
+        assert row["policy"] != "lru" or row["hit_rate"] <= row["min_hit_rate"] + 1e-9
     assert main(command) == 0
     assert (tmp_path / "results.jsonl").read_text() == before, "finished cells are not measured again"
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
