@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.cache import Policy
 from benchmarks.policies.anchors import AnchorsPolicy
-from benchmarks.policies.hops import CacheSagePolicy, CacheScoutPolicy
 from benchmarks.policies.lru import LruPolicy
 from benchmarks.policies.reach import ReachPolicy, without_contexts, without_waits
-from benchmarks.policies.ttl import TtlPolicy
+from replicas.cache.peers import PEERS
 from replicas.cache.settings import ValueSettings
 from runtime_actor.reach import ReachSettings
 
@@ -18,9 +18,7 @@ MIN = "min"
 
 ONLINE: dict[str, Callable[[], Policy]] = {
     "lru": LruPolicy,
-    "cachesage": CacheSagePolicy,
-    "cachescout": CacheScoutPolicy,
-    "ttl": TtlPolicy,
+    **{name: partial(ReachPolicy, values=ValueSettings(policy=name)) for name in PEERS},
     "anchors": AnchorsPolicy,
     "reach": ReachPolicy,
 }

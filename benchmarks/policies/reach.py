@@ -1,4 +1,4 @@
-"""The runtime's own policy, from the very code that an engine and the actor run.
+"""The runtime's own policy, and other systems' orders, from the very code that an engine and the actor run.
 
 Transitions and tables as in the actor, owners and values as in an engine, and its free queue; in
 between only what vLLM's block pool does. Tables are new after every fourth request, about as often as
@@ -28,7 +28,7 @@ TABLES_EVERY = 4
 
 
 class ReachPolicy:
-    """`trim` may take something out of the tables, to see what it is worth."""
+    """`values` may name another order than reach; `trim` may take something out of the tables, for its worth."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class ReachPolicy:
         self._now_s = 0.0
         self._reach = reach or ReachSettings()
         self._model = TransitionModel()
-        self._directory = OwnerDirectory(values, hash_block_tokens=1, clock=lambda: self._now_s)
+        self._values = values
+        self._directory: OwnerDirectory
         self._owner_of: list[BlockOwner | None] = []
         self._duplicates: set[int] = set()
         self._served: dict[str, Block] = {}
@@ -49,6 +50,9 @@ class ReachPolicy:
         self._queue: OwnerFreeQueue
 
     def start(self, blocks: Sequence[Block]) -> FreeQueue:
+        self._directory = OwnerDirectory(
+            self._values, hash_block_tokens=1, clock=lambda: self._now_s, cache_blocks=len(blocks)
+        )
         self._owner_of = [None] * len(blocks)
         self._queue = OwnerFreeQueue(blocks, self._owner_of, self._directory.changed)
         self._queue.duplicates = self._duplicates

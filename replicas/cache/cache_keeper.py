@@ -98,7 +98,7 @@ class CacheKeeper:
         self._warmup_deadline_s = settings.warmup_deadline_s
         self._anchors = AnchorFinder()
         self.warm = WarmLedger()
-        self.directory = OwnerDirectory(settings.values, shape.hash_block_tokens, clock)
+        self.directory = OwnerDirectory(settings.values, shape.hash_block_tokens, clock, cache_blocks=len(pool.blocks))
         self.owners = PoolOwners(pool, self.directory, self.warm)
         self.policy_rows: Callable[[], list[dict[str, Any]]] = list
         """The rows of the policies that order the waiting queue, and how often somebody was passed over there."""

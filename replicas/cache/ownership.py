@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from replicas.cache.claim import Claim
 from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
+from replicas.cache.peer_owners import PeerOwners
+from replicas.cache.peers import PEERS, peer_order
 from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
@@ -27,6 +29,7 @@ class OwnerDirectory:
 
     Args:
         hash_block_tokens: tokens that one block hash stands for.
+        cache_blocks: size of the cache, for orders that keep below a share of it.
         clock: seconds; the same clock as the times in `sessions()`.
     """
 
@@ -36,6 +39,7 @@ class OwnerDirectory:
         hash_block_tokens: int = 1,
         clock: Callable[[], float] = time.time,
         prefixes: SharedPrefixes | None = None,
+        cache_blocks: int = 0,
     ) -> None:
         self.settings = settings or ValueSettings()
         self.nobody = BlockOwner(ANONYMOUS, listed=False)
@@ -54,6 +58,11 @@ class OwnerDirectory:
         self._next_refresh_s = 0.0
         self._refresh_due = True
         self._quiet = False
+        self._cache_blocks = cache_blocks
+        self._peers = self._peers_of(self.settings.policy)
+
+    def _peers_of(self, policy: str) -> PeerOwners | None:
+        return PeerOwners(peer_order(policy, self._cache_blocks)) if policy in PEERS else None
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -91,6 +100,8 @@ class OwnerDirectory:
         claim = self.claims.pop(request_id, None)
         if claim is not None and claim.session is not None:
             claim.session.active -= 1
+            if self._peers is not None:
+                self._peers.finished(claim.rest, self._clock())
 
     def _claim(self, request_id: str, tag: OwnerTag, block_hashes: Sequence[bytes]) -> Claim:
         session = self._session(tag)
@@ -106,6 +117,10 @@ class OwnerDirectory:
         claim = Claim(request_id, tag, rest)
         claim.agent = agent
         claim.session = session
+        if self._peers is not None:
+            claim.rest = self._peers.begin(tag, block_hashes, self._clock())
+            claim.reads_rest = False
+            return claim
         claim.set_runs(self._runs(prefix))
         claim.reads_rest = prefix.known_blocks > prefix.num_blocks
         claim.moved = prefix.moved
@@ -233,12 +248,18 @@ class OwnerDirectory:
         known = self._sessions.get((workload, session))
         if known is not None:
             self._drop(known)
+        if self._peers is not None:
+            self._peers.ended(workload, session)
 
     def set_tables(self, tables: ReachTables) -> None:
         self._workload(tables.workload).set_tables(tables)
         self._revalue_all()
 
     def configure(self, settings: ValueSettings) -> None:
+        if settings.policy != self.settings.policy:
+            if self._peers is not None:
+                self._touched.update(self._peers.retire_all())
+            self._peers = self._peers_of(settings.policy)
         self.settings = settings
         self._revalue_all()
 
@@ -258,7 +279,7 @@ class OwnerDirectory:
         settings = self.settings
         if settings.weight <= 0.0 or settings.policy == "lru":
             return False
-        return settings.policy == "anchors" or any(w.tables for w in self._workloads.values())
+        return settings.policy != "reach" or any(w.tables for w in self._workloads.values())
 
     def changed(self) -> Iterable[BlockOwner]:
         """Owners whose value changed since the last call; values decay in ticks of `tick_s`."""
@@ -275,6 +296,8 @@ class OwnerDirectory:
         `refresh_s`, so that a busy engine values many moves together.
         """
         now = self._clock()
+        if self._peers is not None:
+            self._touched.update(self._peers.refresh(now))
         if now >= self._next_tick_s:
             self._next_tick_s = now + self.settings.tick_s
             for workload in self._workloads.values():
@@ -312,8 +335,8 @@ class OwnerDirectory:
         return owners
 
     def _anchor_worth(self, agents: tuple[AgentKey, ...]) -> float:
-        if self.settings.policy == "anchors":
-            return 1.0
+        if self.settings.policy != "reach":
+            return float(self.settings.policy == "anchors")
         idle = 1.0
         for workload, agent in agents:
             known = self._workloads.get(workload)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-POLICIES = ("reach", "anchors", "lru")
+from replicas.cache.peers import PEERS
+
+POLICIES = ("reach", "anchors", "lru", *PEERS)
 
 
 @dataclass(frozen=True, slots=True)

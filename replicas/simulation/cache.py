@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,10 +68,12 @@ def prefix_hashes(prompt: Prompt, block_size: int) -> list[bytes]:
 class SimulatedCache:
     """Allocates, fills and frees blocks in the order of the owner free queue."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, values: ValueSettings) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, values: ValueSettings, clock: Callable[[], float] = time.time
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.directory = OwnerDirectory(values, hash_block_tokens=block_size)
+        self.directory = OwnerDirectory(values, hash_block_tokens=block_size, clock=clock, cache_blocks=num_blocks)
         self.evicted_blocks = 0
         self._blocks = [SimulatedBlock(i) for i in range(num_blocks)]
         self._owner_of: list[BlockOwner | None] = [None] * num_blocks

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import heapq
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
@@ -57,10 +58,14 @@ class SimulatedCore:
     """Admits by priority, then first come; computes by turns. `die` makes everything raise EngineGone,
     `freeze` makes everything wait until `thaw`."""
 
-    def __init__(self, cost: CostModel, values: ValueSettings | None = None) -> None:
+    def __init__(
+        self, cost: CostModel, values: ValueSettings | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.cost = cost
         self.values = values or ValueSettings()
-        self.cache = SimulatedCache(num_blocks=cost.num_blocks, block_size=cost.block_size, values=self.values)
+        self.cache = SimulatedCache(
+            num_blocks=cost.num_blocks, block_size=cost.block_size, values=self.values, clock=clock
+        )
         self.running = 0
         self.is_dead = False
         self._thawed = asyncio.Event()

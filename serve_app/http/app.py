@@ -55,7 +55,7 @@ class HeaderLimit:
 
 
 async def _api_error(request: Request, error: Any) -> JSONResponse:
-    return respond(error, path=request.url.path)
+    return respond(error, path=request.scope["path"])
 
 
 async def _http_error(request: Request, error: Any) -> JSONResponse:
@@ -64,14 +64,14 @@ async def _http_error(request: Request, error: Any) -> JSONResponse:
         status, "The request was refused."
     )
     headers = dict(error.headers or {})
-    return respond(ApiError(status, message, code=_STATUS_CODES.get(status)), headers, request.url.path)
+    return respond(ApiError(status, message, code=_STATUS_CODES.get(status)), headers, request.scope["path"])
 
 
 async def _validation_error(request: Request, error: Any) -> JSONResponse:
-    return respond(from_pydantic([dict(entry) for entry in error.errors()]), path=request.url.path)
+    return respond(from_pydantic([dict(entry) for entry in error.errors()]), path=request.scope["path"])
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     """Starlette logs the traceback."""
     failure = ApiError(500, "The request failed inside the server.", code="internal_error")
-    return respond(failure, path=request.url.path)
+    return respond(failure, path=request.scope["path"])

@@ -1,0 +1,282 @@
+"""The servers that are compared: two applications on one local Ray, or one that already runs."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import yaml
+from ray import serve
+
+from benchmarks.engine.cells import MODES, STOCK
+from benchmarks.engine.drive import Endpoint
+from cluster.embedded_model import ensure_embedded_model
+from cluster.local import DEFAULT_CONFIG
+from cluster.local_ray import LocalRay
+from cluster.readiness import wait_until_ready
+from cluster.stop_signals import StopSignals
+
+START_TIMEOUT_S = 600.0
+CALL_TIMEOUT_S = 60.0
+OURS = "agent-runtime"
+STOCK_ROUTE = "/stock"
+MAX_TENANTS = 64
+"""Each workload is a tenant of its own, so that none is learnt from another."""
+
+
+class ServerError(Exception):
+    """Raised when a server doesn't answer as documented; the message is the one line to show."""
+
+
+class Servers(Protocol):
+    """Where a cell's requests go. `policies`: those that can be measured here."""
+
+    @property
+    def policies(self) -> tuple[str, ...]: ...
+
+    def prepare(self, policy: str, about: str) -> Endpoint:
+        """Switch to the policy, with an empty prefix cache; what was learnt `about` this workload stays.
+
+        Raises:
+            ServerError: a policy that isn't served here, or no answer.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """GET /runtime/state as the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What both applications get. blocks: of 32 tokens, a replica; with_stock, with_layer: which of them there are;
+    simulated: a cost model instead of vLLM."""
+
+    replicas: int
+    blocks: int
+    block_tokens: int = 32
+    with_stock: bool = True
+    with_layer: bool = True
+    simulated: dict[str, Any] | None = None
+
+    @property
+    def cache_blocks(self) -> int:
+        """Of all replicas; one block of each is vLLM's own."""
+        return self.replicas * (self.blocks - 1)
+
+
+class RuntimeApi:
+    """The operator's side of one server of ours."""
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False)
+        self.url = url
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            response = self._client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise ServerError(f"no server at {self.url} ({error})") from error
+        if response.status_code >= 400:
+            raise ServerError(f"{method} {path}: {response.status_code} {response.text[:200]}")
+        return dict(response.json())
+
+    def model(self) -> str:
+        return str(self.call("GET", "/v1/models")["data"][0]["id"])
+
+    def state(self) -> dict[str, Any]:
+        return self.call("GET", "/runtime/state")
+
+    def set_policy(self, mode: dict[str, Any]) -> None:
+        self.call("POST", "/runtime/policy", {"name": "kv_cache", **mode})
+
+
+class RunningServer:
+    """A server that somebody else started: policies are switched on it, and left as they were found.
+
+    Its cache can't be emptied from outside; a fresh `salt` in every prompt keeps cells apart.
+    """
+
+    def __init__(self, url: str, key: str, operator_key: str) -> None:
+        self._api = RuntimeApi(url, operator_key)
+        self._endpoint = Endpoint(url, self._api.model(), key)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return tuple(policy for policy in MODES if policy != STOCK)
+
+    def prepare(self, policy: str, about: str) -> Endpoint:
+        mode = MODES[policy]
+        if mode is None:
+            raise ServerError("stock can't be measured on a server that already runs; leave --url out")
+        self._api.set_policy(mode)
+        return self._endpoint
+
+    def state(self) -> dict[str, Any]:
+        return self._api.state()
+
+    @contextmanager
+    def kept(self) -> Iterator[RunningServer]:
+        before = next(p for p in self.state()["policies"] if p["name"] == "kv_cache")
+        try:
+            yield self
+        finally:
+            self._api.set_policy({"mode": before["mode"], "prefetch": before["prefetch"]})
+
+
+@dataclass(slots=True)
+class OwnServers:
+    """Both applications on a Ray of this program's own; see `started`."""
+
+    machine: Machine
+    url: str
+    model: str
+    keys: list[str]
+    operator_key: str
+    tenants: dict[str, str] = field(default_factory=dict)
+    _api: RuntimeApi = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._api = RuntimeApi(self.url, self.operator_key)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        has = self.machine
+        return tuple(policy for policy in MODES if (has.with_stock if policy == STOCK else has.with_layer))
+
+    def prepare(self, policy: str, about: str) -> Endpoint:
+        if policy not in self.policies:
+            raise ServerError(f"{policy!r} isn't served here; there are: {', '.join(self.policies)}")
+        mode = MODES[policy]
+        if mode is None:
+            self._reset(STOCK)
+            return Endpoint(self.url + STOCK_ROUTE, self.model, names_sessions=False)
+        self._api.set_policy(mode)
+        self._reset(OURS)
+        if about not in self.tenants:
+            self.tenants[about] = self.keys[len(self.tenants) % len(self.keys)]
+        return Endpoint(self.url, self.model, self.tenants[about])
+
+    def state(self) -> dict[str, Any]:
+        return self._api.state()
+
+    def _reset(self, application: str) -> None:
+        if self.machine.simulated is not None:
+            return  # a new tenant's salt finds nothing; what is left there is nobody's
+        deployments = serve.status().applications[application].deployments
+        for name in deployments:
+            if name.startswith("LLMServer"):
+                handle = serve.get_deployment_handle(name, application)
+                handle.broadcast("reset_prefix_cache").results(timeout_s=CALL_TIMEOUT_S)
+
+
+@contextmanager
+def started(machine: Machine) -> Iterator[OwnServers]:
+    """Start both applications; everything ends with the block, also when a signal ends it.
+
+    Raises:
+        LaunchError: one of them didn't start.
+        StopRequested: a signal came.
+    """
+    stop = StopSignals()
+    stop.install()
+    cluster = LocalRay()
+    with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
+        port = _free_port()
+        keys = [secrets.token_hex(16) for _ in range(MAX_TENANTS)]
+        operator_key = secrets.token_hex(16)
+        config = serve_config(machine, port, Path(folder), keys, operator_key)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            cluster.start()
+            stop.take_over()
+            cluster.deploy(config)
+            for application in config["applications"]:
+                cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
+            if machine.with_layer:
+                wait_until_ready(url, machine.replicas, START_TIMEOUT_S, lambda done, total: None)
+            yield OwnServers(machine, url, _model_id(), keys, operator_key)
+        finally:
+            stop.ignore()
+            cluster.stop()
+
+
+def serve_config(machine: Machine, port: int, folder: Path, keys: list[str], operator_key: str) -> dict[str, Any]:
+    """serve_config.yaml with this machine's sizes, and beside it plain `ray.serve.llm` with equal engine_kwargs."""
+    content: dict[str, Any] = yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
+    content["http_options"]["port"] = port
+    ours = content["applications"][0]
+    arguments = ours["args"]
+    arguments["engine_kwargs"]["num_gpu_blocks_override"] = machine.blocks
+    arguments["deployment"]["num_replicas"] = machine.replicas
+    arguments["runtime"]["checkpoint_dir"] = str(folder / "checkpoints")
+    arguments["gateway"] |= {
+        "secret_file": str(folder / "identity.key"),
+        "api_keys": [_api_key(f"workload-{number}", key) for number, key in enumerate(keys)]
+        + [{**_api_key("operator", operator_key), "operator": True}],
+    }
+    if machine.simulated is not None:
+        blocks = {"num_blocks": machine.blocks, "block_size": machine.block_tokens}
+        arguments |= {"engine": "simulated", "simulated": {**machine.simulated, **blocks}}
+    if machine.with_stock:
+        content["applications"].append(_stock_application(ours, machine))
+    if not machine.with_layer:
+        content["applications"].remove(ours)
+    return content
+
+
+def _model_id() -> str:
+    return str(yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))["applications"][0]["args"]["model"]["id"])
+
+
+def _api_key(tenant: str, key: str) -> dict[str, Any]:
+    return {"tenant": tenant, "sha256": hashlib.sha256(key.encode()).hexdigest()}
+
+
+def _stock_application(ours: dict[str, Any], machine: Machine) -> dict[str, Any]:
+    """As Ray's documentation has it, but for what a small CPU machine needs: fractions of a core, no GPU."""
+    arguments = ours["args"]
+    deployment = arguments["deployment"]
+    engine_kwargs = copy.deepcopy(arguments["engine_kwargs"])
+    usable = (machine.blocks - 1) * machine.block_tokens
+    engine_kwargs["max_model_len"] = min(engine_kwargs["max_model_len"], usable)
+    # Only so that the cached tokens are in the answer.
+    engine_kwargs["enable_prompt_tokens_details"] = True
+    llm = {
+        "model_loading_config": {
+            "model_id": arguments["model"]["id"],
+            "model_source": str(ensure_embedded_model()),
+        },
+        "engine_kwargs": engine_kwargs,
+        "deployment_config": {
+            "num_replicas": machine.replicas,
+            "max_ongoing_requests": deployment["max_ongoing_requests"],
+            "ray_actor_options": {"num_cpus": 0},
+        },
+        "accelerator_config": {"kind": "cpu"},
+        "placement_group_config": {"bundles": [{"CPU": deployment["num_cpus_per_replica"]}]},
+    }
+    return {
+        "name": STOCK,
+        "route_prefix": STOCK_ROUTE,
+        "import_path": "ray.serve.llm:build_openai_app",
+        "runtime_env": copy.deepcopy(ours["runtime_env"]),
+        "args": {
+            "llm_configs": [llm],
+            "ingress_deployment_config": {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}},
+        },
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
