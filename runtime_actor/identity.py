@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -132,7 +133,11 @@ class Registry(Generic[Record]):
         return {"dropped": self.dropped, "records": [dataclasses.asdict(r) for r in self]}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Replace the content by a dump's; the newest `cap` records are kept."""
+        """Replace the content by a dump's; the newest `cap` records are kept.
+
+        Raises:
+            KeyError, TypeError, ValueError: it isn't a dump; the field is named where one is wrong.
+        """
         self._records.clear()
         self.dropped = int(values["dropped"])
         for entry in values["records"][-self._cap :]:
@@ -140,8 +145,20 @@ class Registry(Generic[Record]):
             record = self._create(key)
             for f in dataclasses.fields(record):
                 if f.name in entry:
-                    setattr(record, f.name, copy.copy(entry[f.name]))
+                    value = entry[f.name]
+                    if not _fits(value, getattr(record, f.name)):
+                        raise ValueError(f"{self._key_name} {key!r}: {f.name} can't be {value!r}")
+                    setattr(record, f.name, copy.copy(value))
             self._records[key] = record
 
     def check_invariants(self) -> None:
         assert len(self._records) <= self._cap, "registry over its cap"
+
+
+def _fits(value: object, default: object) -> bool:
+    """Whether a field that begins as `default` can have `value`; those that begin as None hold seconds."""
+    if default is None and value is None:
+        return True
+    if default is None or isinstance(default, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return type(value) is type(default)

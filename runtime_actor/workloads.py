@@ -177,7 +177,7 @@ class Workload:
             workload.agents.restore(values["agents"])
             for replica, requests, prompt, cached in values["replica_use"]:
                 workload.replica_use[str(replica)] = ReplicaUse(int(requests), int(prompt), int(cached))
-            workload.forecasts.update(values["forecasts"])
+            workload.forecasts.update({str(kind): int(count) for kind, count in values["forecasts"].items()})
             workload.late_events = int(values["late_events"])
             if values["model"]["max_agents"] == settings.max_agents:
                 workload.sessions.restore(values["sessions"])

@@ -68,6 +68,10 @@ def check_tool_calls(calls: Any, path: str) -> None:
                 raise bad_request(f"`{field}` must be a string.", field, "invalid_value")
 
 
+MAX_TOKEN_ID = 2**31 - 1
+"""Ids travel as 32 bits; what is no token of the model's the engine refuses."""
+
+
 def check_prompt(prompt: Any) -> None:
     """A text, token ids, or a list of either."""
     if prompt is None:
@@ -79,10 +83,13 @@ def check_prompt(prompt: Any) -> None:
     if isinstance(prompt, list):
         for index, part in enumerate(prompt):
             inner = part if isinstance(part, list) else [part]
-            if not inner or not all(isinstance(item, str) or _fits("an integer", item) for item in inner):
-                raise bad_request(
-                    f"`prompt[{index}]` must be text, a token id or token ids.", f"prompt[{index}]", "invalid_value"
-                )
+            if not inner or not all(isinstance(item, str) or _is_token_id(item) for item in inner):
+                message = f"`prompt[{index}]` must be text, a token id or token ids (from 0 to {MAX_TOKEN_ID})."
+                raise bad_request(message, f"prompt[{index}]", "invalid_value")
+
+
+def _is_token_id(item: Any) -> bool:
+    return _fits("an integer", item) and 0 <= item <= MAX_TOKEN_ID
 
 
 def _expected(endpoint: str, name: str) -> str:

@@ -119,7 +119,7 @@ def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = paths(DUMP)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=600)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), LEAVES | st.just("remove")), min_size=1, max_size=3))
 def test_a_state_with_anything_anywhere_is_refused_or_restored_whole(changes: list[tuple[Any, Any]]) -> None:
     state = json.loads(json.dumps(DUMP))

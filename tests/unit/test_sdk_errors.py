@@ -169,7 +169,7 @@ def test_dead_replicas_and_then_an_answer(gateway: Served, pauses: list[float], 
 
 
 def test_overload_and_then_an_answer(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[Slot] = [gateway.bench.gateway._admission.admit() for _ in range(2)]
+    held: list[Slot] = [gateway.bench.gateway._admission.admit(tenant) for tenant in ("two", "ops")]
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
