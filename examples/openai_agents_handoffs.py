@@ -23,7 +23,8 @@ clerk = Agent(
     name="clerk",
     model=MODEL,
     instructions="You are the clerk of a parcel service. Close the case with one polite sentence.",
-    model_settings=ModelSettings(max_tokens=32),
+    # Room to come to an end: over Responses the SDK takes an answer that was cut for a failure.
+    model_settings=ModelSettings(max_tokens=512),
 )
 tracer = Agent(
     name="tracer",

@@ -76,13 +76,14 @@ class RuntimeApi:
     """The operator's side of one server of ours."""
 
     def __init__(self, url: str, key: str) -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self.url = url
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            response = self._client.request(method, path, json=body)
+            response = httpx.request(
+                method, self.url + path, json=body, headers=self._headers, timeout=CALL_TIMEOUT_S, trust_env=False
+            )
         except httpx.HTTPError as error:
             raise ServerError(f"no server at {self.url} ({error})") from error
         if response.status_code >= 400:

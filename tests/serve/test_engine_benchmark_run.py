@@ -69,8 +69,8 @@ def test_a_tiny_run_and_its_resumption(server: Server, tmp_path: Path, capsys: p
     assert (tmp_path / "results.jsonl").read_text() == before, "finished cells are not measured again"
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
     with server.client("ops") as client:
-        (policy,) = client.get("/runtime/state").json()["policies"]
-    assert policy["mode"] == "reach", "the server is left as it was found"
+        policies = {row["name"]: row for row in client.get("/runtime/state").json()["policies"]}
+    assert policies["kv_cache"]["mode"] == "reach", "the server is left as it was found"
 
 
 def test_stock_is_refused_where_it_is_not_served(

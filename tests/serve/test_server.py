@@ -74,7 +74,10 @@ def handle() -> Iterator[DeploymentHandle]:
         app = build_llm_deployment(
             llm_config(), deployment_cls=DoorServer, bind_kwargs={"runtime": {"idle_call_s": 0.1}}
         )
-        yield serve.run(app, name="replica-test", route_prefix=None)
+        running = serve.run(app, name="replica-test", route_prefix=None)
+        # An actor that is met for the first time is told everything again: let that be over.
+        eventually(running, lambda seen: seen["epoch"] and seen["exchanges"] >= 3, seconds=60.0)
+        yield running
     finally:
         serve.shutdown()
         ray.shutdown()
