@@ -35,6 +35,9 @@ AGENT_PLACE_S = 15.0
 SETTLED_S = 3.0
 """A replica's report this much younger than a place knows better: the prompt has been computed and reported by then."""
 
+UNSEEN_BLOCKS = 2
+"""A prompt's last block is never complete in a cache: a session's own place, all there, still beats an anchor's."""
+
 MAX_TOKENS = 1 << 40
 MAX_REPLICAS = 4096
 MAX_WORKLOADS = 1024
@@ -70,7 +73,8 @@ class ClusterView:
         if not self.is_later(replica, at_s):
             return MAX_TOKENS
         there = self.replicas[replica]
-        return there.resident.get(workload, {}).get(agent, 0) * there.block_size
+        blocks = there.resident.get(workload, {}).get(agent, 0)
+        return (blocks + UNSEEN_BLOCKS) * there.block_size if blocks else 0
 
 
 @dataclass(slots=True)

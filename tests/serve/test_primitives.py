@@ -106,7 +106,9 @@ def test_score(client: httpx.Client, operator: httpx.Client, filler: Filler) -> 
         10,
         "evictions by the flood",
     )
-    assert cached(team.say("coder", "live")) >= ANCHOR_TOKENS - BLOCK_TOKENS
+    kept = {r["replica"]: r["resident"].get(team.agent("coder"), 0) for r in state(client)["replicas"]}
+    answer = team.say("coder", "live")
+    assert cached(answer) >= ANCHOR_TOKENS - BLOCK_TOKENS, f"served by {ours(answer, 'replica')}, kept were {kept}"
 
 
 def test_predict(client: httpx.Client, operator: httpx.Client, filler: Filler) -> None:

@@ -126,7 +126,22 @@ def test_a_session_has_no_more_than_a_later_report_admits() -> None:
     now[0] = 8.0
     report(state, {"r1": {"a": 10}})
     session = state.session("w", "s")
-    assert session is not None and dict(session.places) == {"a": ("r1", 320), "b": ("gone", 640)}
+    assert session is not None and dict(session.places) == {"a": ("r1", 384), "b": ("gone", 640)}
+    report(state, {"r1": {}})
+    session = state.session("w", "s")
+    assert session is not None and session.places["a"] == ("r1", 0)
+
+
+def test_a_session_that_is_all_there_stays_although_its_anchor_is_elsewhere_too() -> None:
+    """The prompt's last block never shows in a report; that must not make a tie with an anchor that may be gone."""
+    now = [0.0]
+    state = RoutingState(clock=lambda: now[0])
+    state.record("w", "s", "a", "r1", 340)
+    now[0] = 8.0
+    report(state, {"r1": {"a": 10}, "r2": {"a": 10}})
+    request = ask({"r1": 0, "r2": 0}, session=state.session("w", "s"), chosen_s={"r1": 9.0, "r2": 1.0})
+    cluster = view({"r1": {"a": 10}, "r2": {"a": 10}}, {"a": 320})
+    assert rank(request, cluster, WEIGHTS)[0] == "r1"
 
 
 def test_where_nothing_is_cached_a_session_stays_where_its_anchors_are_computed_ahead() -> None:
