@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -107,11 +108,9 @@ def filler() -> Filler:
     return Filler(Tokenizer.from_file(str(model_dir() / "tokenizer.json")))
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    config = folder / "serve_config.yaml"
-    config.write_text(yaml.safe_dump(server_config(folder, str(model_dir()))))
+@contextmanager
+def running_server(config: Path) -> Iterator[Server]:
+    """The launcher's own process for `config`; it and all that it started end with the block."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "cluster.local", "--config", str(config), "--port", str(port)],
@@ -137,6 +136,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             process.wait()
         reader.join(10)
         process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    config = folder / "serve_config.yaml"
+    config.write_text(yaml.safe_dump(server_config(folder, str(model_dir()))))
+    with running_server(config) as started:
+        yield started
 
 
 def read_output(output: IO[str]) -> tuple[threading.Thread, threading.Event, list[str]]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +11,7 @@ import yaml
 
 from agent_client.memo import Memo
 from tests.gateway_kit import assert_error, chat, wait_for
-from tests.server_kit import KEYS, MODEL, ROOT, START_TIMEOUT_S, Server, free_port, read_output, server_config
+from tests.server_kit import KEYS, MODEL, Server, running_server, server_config
 
 POLICIES: list[dict[str, Any]] = [
     {"name": "kv_cache"},
@@ -39,27 +35,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     arguments |= {"engine": "simulated", "policies": POLICIES, "simulated": {"num_blocks": 200}}
     config = folder / "serve_config.yaml"
     config.write_text(yaml.safe_dump(content))
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.local", "--config", str(config), "--port", str(port)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    reader, ready, lines = read_output(process.stdout)
-    try:
-        if not ready.wait(START_TIMEOUT_S) or process.poll() is not None:
-            pytest.fail("the server did not start:\n" + "".join(lines[-40:]))
-        yield Server(f"http://127.0.0.1:{port}", MODEL, process.pid)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(180)
-        reader.join(10)
-        process.stdout.close()
+    with running_server(config) as started:
+        yield started
 
 
 def rows(server: Server) -> dict[str, dict[str, Any]]:
