@@ -64,6 +64,10 @@ class Filler:
     def count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def token_id(self, text: str) -> int:
+        (found,) = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return int(found)
+
 
 def model_dir() -> Path:
     configured = os.environ.get("AGENT_RUNTIME_MODEL_DIR")
