@@ -20,6 +20,12 @@ from runtime_actor.transitions import TransitionModel
 GAP_PRIOR = 2.0
 """Pseudo-gaps with which an agent's gaps lean on those of all agents."""
 
+TAIL_GAPS = 0.5
+"""Pseudo-gaps longer than the mean, as likely in each bin: that no silence was as long yet doesn't make it an end."""
+
+LEFT_OF_BIN = 0.2
+"""Of a gap known to end within the bin that has been reached, so much of its length is left (half of its width)."""
+
 DECLARED_BINS = 1
 """A session that ends in the shortest bin was declared over with its last request, not found silent."""
 
@@ -170,11 +176,13 @@ class _Gaps:
         first_s = self._pooled_s / 32.0
         points_s = np.concatenate([[0.0], first_s * 2.0 ** (np.arange(WAIT_POINTS - 1) / 2.0)])
         centres_s = gap_bin_centres_s()
+        longer = centres_s > self._pooled_s
+        gaps = self._gaps + TAIL_GAPS * longer / max(int(longer.sum()), 1)
         later = (centres_s[None, :] >= 0.92 * points_s[:, None]).astype(np.float64)
-        left_s = np.maximum(centres_s[None, :] - points_s[:, None], 0.0)
-        still = self._gaps @ later.T
-        discounted = self._gaps @ (later * np.exp(-self._decay * left_s)).T
-        going = still / self._gaps.sum(axis=1, keepdims=True)
+        left_s = np.maximum(centres_s[None, :] - points_s[:, None], LEFT_OF_BIN * points_s[:, None])
+        still = gaps @ later.T
+        discounted = gaps @ (later * np.exp(-self._decay * left_s)).T
+        going = still / gaps.sum(axis=1, keepdims=True)
         silent_ends = self._ends @ later.T / np.maximum(self._ends.sum(axis=1, keepdims=True), 1.0)
         discount = np.divide(discounted, still, out=np.zeros_like(still), where=still > 0.0)
         return Waits(

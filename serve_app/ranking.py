@@ -112,14 +112,16 @@ def by_load(loads: Mapping[str, int], choices: random.Random) -> list[str]:
 
 
 def with_affinity(ranked: Sequence[str], request: RankingInput, weights: RankingWeights) -> list[str]:
-    """The same order with the replica that served this agent of this session first, unless it is hot."""
+    """The same order with the replica first that served this agent of this session, else where the session was last;
+    a hot one stays where it is."""
     place = request.session.places.get(request.agent) if request.session is not None else None
-    if place is None or place[0] not in request.loads:
+    home = place[0] if place is not None else _last_place(request.session)
+    if home is None or home not in request.loads:
         return list(ranked)
     least = min(request.loads.values())
-    if request.loads[place[0]] - least >= weights.hot_requests:
+    if request.loads[home] - least >= weights.hot_requests:
         return list(ranked)
-    return [place[0], *(replica for replica in ranked if replica != place[0])]
+    return [home, *(replica for replica in ranked if replica != home)]
 
 
 def _session_tokens(session: SessionView | None, agent: str, replica: str) -> int:

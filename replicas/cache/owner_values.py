@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from replicas.cache.arrivals import Arrivals
 from replicas.cache.owner import Owner
 from replicas.cache.reuse import Reuse
 from replicas.cache.settings import ValueSettings
@@ -171,6 +172,7 @@ class WorkloadValues:
         self.tables: ReachTables | None = None
         self.sessions: OrderedDict[str, Session] = OrderedDict()
         self.sessions_of: dict[str, int] = {}
+        self.arrivals = Arrivals()
         self._reuse: dict[str, Reuse] = {}
         self._reuse_of_all = Reuse()
         self._ranks: dict[str, ThreadRanks] = {}
@@ -268,7 +270,7 @@ class WorkloadValues:
             self._sum = np.zeros(len(tables.agents))
         if touched:
             self._revalue(touched, tables, now_s, settings.learn_reuse)
-        idle_logs = np.minimum(self._sum + self._arrivals(settings), 0.0)
+        idle_logs = np.minimum(self._sum + self._new_sessions(settings, now_s), 0.0)
         worths = -np.expm1(idle_logs)
         self._anchor_worths = worths.tolist()
         self._note_moved(worths, settings.weight)
@@ -348,7 +350,7 @@ class WorkloadValues:
             return 1
         return max(1, len(self.sessions_of) - len(tables.agents) + 1)
 
-    def _arrivals(self, settings: ValueSettings) -> NDArray[np.float64]:
+    def _new_sessions(self, settings: ValueSettings, now_s: float) -> NDArray[np.float64]:
         """log(1 - value) of new sessions [n].
 
         In one step of every session here, about as many requests arrive as there are sessions; a new
@@ -357,7 +359,7 @@ class WorkloadValues:
         """
         tables = self.tables
         assert tables is not None
-        requests = max(len(self.sessions), 1)
+        requests = max(len(self.sessions), 1) * self.arrivals.share(now_s)
         rate = tables.arrivals_per_request * settings.arrival_share * requests
         q = -np.expm1(-rate)
         discount = q / (1.0 - (1.0 - q) * tables.gamma)

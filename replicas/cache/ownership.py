@@ -106,7 +106,9 @@ class OwnerDirectory:
     def _claim(self, request_id: str, tag: OwnerTag, block_hashes: Sequence[bytes]) -> Claim:
         session = self._session(tag)
         agent = (tag.workload, tag.agent)
-        session.moved_to(tag.agent, self._clock())
+        now_s = self._clock()
+        session.moved_to(tag.agent, now_s)
+        session.workload.arrivals.seen(now_s)
         session.active += 1
         self._quiet = False
         agent_sessions = session.workload.sessions_of.get(tag.agent, 0)

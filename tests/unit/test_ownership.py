@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replicas.cache.arrivals import Arrivals
 from replicas.cache.owner_values import WAITING_VALUE, worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
@@ -69,8 +70,8 @@ def hashes(*parts: tuple[str, int]) -> list[bytes]:
     return out
 
 
-def tag(agent: str, session: str, kind: str = "demand") -> OwnerTag:
-    return OwnerTag("w", agent, session, kind)
+def tag(agent: str, session: str, kind: str = "demand", workload: str = "w") -> OwnerTag:
+    return OwnerTag(workload, agent, session, kind)
 
 
 @pytest.fixture
@@ -164,6 +165,39 @@ def test_arrivals_keep_an_anchor_when_no_session_lives(directory: OwnerDirectory
     directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), arrivals=0.2))
     value = directory.anchor_value("w", "a")
     assert 0.3 < value < 0.8
+
+
+def test_a_workload_that_has_stopped_leaves_its_place_to_one_that_goes_on(
+    directory: OwnerDirectory, clock: Clock
+) -> None:
+    """Both have learnt alike; only what is still asked for keeps its anchors."""
+
+    def requests(workload: str, count: int) -> None:
+        for _ in range(count):
+            clock.now += 1.0
+            request = f"{workload}{clock.now}"
+            directory.arrive(request, tag("a", request, workload=workload), hashes(("p", 2), (request, 1)))
+            directory.finished(request)
+            directory.end(workload, request)
+
+    for workload in ("stopped", "going"):
+        directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), workload, arrivals=0.5))
+        requests(workload, 40)
+    before = directory.anchor_value("stopped", "a")
+    assert directory.anchor_value("going", "a") > before > 0.0
+    requests("going", 600)
+    assert directory.anchor_value("stopped", "a") < 0.2 * before
+    assert directory.anchor_value("going", "a") > before
+
+
+def test_arrivals_share_falls_with_silence_alone() -> None:
+    arrivals = Arrivals()
+    assert arrivals.share(1e9) == 1.0
+    for i in range(200):
+        arrivals.seen(i * 2.0)
+    shares = [arrivals.share(398.0 + s) for s in (0.0, 2.0, 32.0, 3200.0)]
+    assert shares == pytest.approx([1.0, 16 / 17, 0.5, 1 / 101], rel=0.05)
+    assert arrivals.share(0.0) == 1.0
 
 
 def test_an_ended_session_is_worth_nothing_and_so_is_what_it_frees_later(directory: OwnerDirectory) -> None:

@@ -211,6 +211,8 @@ def test_affinity_holds_without_a_view_unless_hot() -> None:
     session = SessionView("a", {"a": ("r2", 900)})
     assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 3}, session=session), WEIGHTS) == ["r2", "r1"]
     assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 4}, session=session), WEIGHTS) == ["r1", "r2"]
+    another = SessionView("a", {"a": ("r2", 900)})
+    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 0}, agent="b", session=another), WEIGHTS) == ["r2", "r1"]
     gone = SessionView("a", {"a": ("r9", 900)})
     assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 0}, session=gone), WEIGHTS) == ["r1", "r2"]
 

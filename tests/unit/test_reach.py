@@ -216,8 +216,22 @@ def test_silence_first_raises_a_value_and_then_lowers_it() -> None:
     values = [float(tables.values(tables.start, a, 1, s)[b]) for s in (0.0, 1.6, 30.0, 3000.0)]
     assert values[0] == pytest.approx(float(tables.row(tables.start, a, 1)[b]), rel=1e-3)
     assert values[1] > values[0] > 10 * values[2]
-    assert values[3] == 0.0
+    assert values[3] < 1e-3
     assert 0.0 <= min(values) <= max(values) <= 1.0
+
+
+def test_the_first_long_pause_is_not_taken_for_an_end() -> None:
+    """A few sessions in quick steps, all ended; then one waits forty times as long as any has yet."""
+    model = TransitionModel()
+    for i in range(7):
+        model.observe(f"s{i}", "a", i * 1.0)
+        model.observe(f"s{i}", "b", i * 1.0 + 0.25)
+        model.end(f"s{i}", i * 1.0 + 0.25)
+    tables = compute_tables(model)
+    a, b = tables.index("a"), tables.index("b")
+    values = [float(tables.values(tables.start, a, 1, s)[b]) for s in (0.0, 1.0, 3.0, 10.0, 1e5)]
+    assert values == sorted(values, reverse=True)
+    assert values[3] > 1 / 1024 > values[4]
 
 
 def test_a_declared_end_leaves_silence_without_meaning() -> None:
