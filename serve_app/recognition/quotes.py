@@ -136,7 +136,8 @@ class QuoteIndex:
             seen = _at(known, key, session)
             if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
                 seen.senders = (*seen.senders, speaker)
-            self._got(seen, session)
+            if seen.waiting:
+                self._got(seen, session)
         for key in self._handed_over.pop(tenant, (session, speaker)) or ():
             self._got(known.get(key), session)
         self._lines.trim(tenant)
