@@ -153,10 +153,12 @@ class IdentityResolver:
         if resolved.accepted or (resolved.claim is not None and resolved.claim.settled):
             return
         resolved.accepted = True
-        identity = resolved.identity
+        identity, speaker = resolved.identity, resolved.agent.speaker
+        gone_on = None
         if resolved.claim is not None:
-            self.conversations.record(resolved.claim, identity.session, resolved.agent.speaker)
-        self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, resolved.agent.speaker)
+            gone_on = resolved.claim.gone_on
+            self.conversations.record(resolved.claim, identity.session, speaker)
+        self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, speaker, gone_on)
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
 
     def answered(self, resolved: Resolved, text: str) -> None:
