@@ -66,7 +66,8 @@ def canonical_text(text: str) -> str:
 def _without_clocks(text: str) -> str:
     """Looks only where one of the words is: searching for the pattern itself takes ten times as long."""
     lowered = _lowered(text)
-    parts, done = [], 0
+    parts: list[str] = []
+    done = 0
     for start in sorted(start for word in _CLOCK_WORDS for start in _positions(word, lowered)):
         match = _CLOCK.match(text, start) if start >= done else None
         if match is not None:
@@ -84,7 +85,8 @@ def _without_run_ids(text: str) -> str:
         if _ID_GIVEN.match(text, start + 1):
             end = text.find("\n", start)
             lines.add((text.rfind("\n", 0, start) + 1, end if end >= 0 else len(text)))
-    parts, done = [], 0
+    parts: list[str] = []
+    done = 0
     for start, end in sorted(lines):
         parts += text[done:start], _RUN_ID.sub(r"\1\2#", text[start:end])
         done = end

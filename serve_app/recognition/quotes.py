@@ -152,7 +152,7 @@ class QuoteIndex:
             if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
                 seen.senders = (*seen.senders, speaker)
             self._got(seen, session)
-        for one in {speaker, gone_on} - {None}:
+        for one in dict.fromkeys((speaker, gone_on or speaker)):
             for key in self._handed_over.pop(tenant, (session, one)) or ():
                 self._got(known.get(key), session)
         self._lines.trim(tenant)

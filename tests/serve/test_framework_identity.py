@@ -17,19 +17,16 @@ from tests.record_frameworks import RUNS, Script
 from tests.scripted_openai import Exchange, scripted_server
 from tests.serve.test_frameworks import example_with_environment
 
+SHOWN = 'default_headers={"x-session-id": task_id, "x-claude-code-agent-id": "%s"}'
 SESSION = '{"x-session-id": "task-17"}'
 BOTH = '{"x-session-id": "task-17", "x-claude-code-agent-id": "planner"}'
 LINES = {
-    "openai_sdk": [("api_key=API_KEY", f"api_key=API_KEY, default_headers={BOTH}")],
-    "langgraph_supervisor": [
-        (
-            '# default_headers={"x-session-id": task_id, "x-claude-code-agent-id": "supervisor"}',
-            f"default_headers={BOTH}",
-        )
+    "openai_sdk": [
+        ("MODEL = ", f"HEADERS = {BOTH}\nMODEL = "),
+        ("api_key=API_KEY", "api_key=API_KEY, default_headers=HEADERS"),
     ],
-    "autogen_teams": [
-        ('# default_headers={"x-session-id": task_id, "x-claude-code-agent-id": "planner"}', f"default_headers={BOTH}")
-    ],
+    "langgraph_supervisor": [("# " + SHOWN % "supervisor", f"default_headers={BOTH}")],
+    "autogen_teams": [("# " + SHOWN % "planner", f"default_headers={BOTH}")],
     "openai_agents_handoffs": [
         ("    ModelSettings,\n", "    ModelSettings,\n    RunConfig,\n"),
         ("max_turns=", f"run_config=RunConfig(model_settings=ModelSettings(extra_headers={SESSION})), max_turns="),
@@ -41,9 +38,7 @@ LINES = {
         )
     ],
     "pydantic_ai_team": [("ModelSettings(max_tokens=48)", f"ModelSettings(max_tokens=48, extra_headers={SESSION})")],
-    "crewai_crew": [
-        ('# default_headers={"x-session-id": task_id, "x-claude-code-agent-id": "gardener"}', f"default_headers={BOTH}")
-    ],
+    "crewai_crew": [("# " + SHOWN % "gardener", f"default_headers={BOTH}")],
     "metagpt_company": [
         ("# member.llm.aclient = ", "member.llm.aclient = "),
         ('default_headers={"x-session-id": task_id}', f"default_headers={SESSION}"),
