@@ -27,8 +27,6 @@ from metagpt.actions import Action, UserRequirement
 from metagpt.roles import Role
 from metagpt.team import Team
 
-# Identity can't be passed in one line: MetaGPT 0.8 sets neither headers nor extra fields of a request.
-
 
 class Sketch(Action):
     async def run(self, history: list[Any]) -> str:
@@ -47,6 +45,8 @@ class Review(Action):
 
 def role(name: str, profile: str, action: type[Action], after: type[Action]) -> Role:
     member = Role(name=name, profile=profile, goal="a mill that runs by Sunday")
+    # Identity in one line, a role (MetaGPT has no setting for it, its client has):
+    # member.llm.aclient = member.llm.aclient.with_options(default_headers={"x-session-id": task_id})
     member.set_actions([action])
     member._watch([after])
     return member

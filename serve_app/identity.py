@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
+    digest_of_tools,
     leading_count,
     leading_system_text,
     strip_billing,
@@ -152,10 +153,12 @@ class IdentityResolver:
         if resolved.accepted or (resolved.claim is not None and resolved.claim.settled):
             return
         resolved.accepted = True
-        identity = resolved.identity
+        identity, speaker = resolved.identity, resolved.agent.speaker
+        gone_on = None
         if resolved.claim is not None:
-            self.conversations.record(resolved.claim, identity.session, resolved.agent.speaker)
-        self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, resolved.agent.speaker)
+            gone_on = resolved.claim.gone_on
+            self.conversations.record(resolved.claim, identity.session, speaker)
+        self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, speaker, gone_on)
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
 
     def answered(self, resolved: Resolved, text: str) -> None:
@@ -186,7 +189,7 @@ class IdentityResolver:
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
-        of_tools = self._digests.of_tools(tools)
+        of_tools = digest_of_tools(tools)
         content = self._digests.of_text(system) + of_tools
         label = _label(strip_billing(system[:4096]))
         if not system:
@@ -273,7 +276,7 @@ def _declared(
         if value is not None:
             return value, name
     for path in fields:
-        value = declared_value(_at(body, path))
+        value = declared_value(_at(body, path)) if path[0] in body else None
         if value is not None:
             return value, ".".join(path)
     return None, ""

@@ -22,7 +22,6 @@ class Example:
     second_team_opens: the agent with whose first request a run begins a second conversation.
     apis: where the example can use either of OpenAI's, their names for `OPENAI_AGENTS_API`; recordings are of the
         first.
-    is_optional: its packages are too many for the common test run, or can't be locked (docs/frameworks.md).
     """
 
     name: str
@@ -31,7 +30,6 @@ class Example:
     environment: str = ".venv-frameworks"
     second_team_opens: str = ""
     apis: tuple[str, ...] = ("",)
-    is_optional: bool = False
 
     @property
     def script(self) -> Path:
@@ -109,14 +107,12 @@ EXAMPLES = {
             {role: f"You are {role}." for role in ("gardener", "carpenter", "treasurer")},
             ("crewai",),
             ".venv-crewai",
-            is_optional=True,
         ),
         Example(
             "metagpt_company",
             {role: f"You are a {role}, named" for role in ("draughtswoman", "millwright", "miller")},
             ("metagpt",),
             ".venv-metagpt",
-            is_optional=True,
         ),
     )
 }

@@ -6,13 +6,13 @@ replaced here, for identity only. The prompt itself keeps them, but for billing 
 `strip_billing`). A sentence that merely holds a year or a number stays significant.
 """
 
-import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 MAX_MEMO_ENTRIES = 4096
 """Canonical digests kept, least recently used out first."""
@@ -41,10 +41,13 @@ _RUN_ID = re.compile(
     r"[ _-]id)\b([\"'`*]*\s*[:=]\s*)\S+",
     re.IGNORECASE,
 )
+_ID_GIVEN = re.compile(r"id\b[\"'`*]*\s*[:=]", re.IGNORECASE)
 _CLOCK_WORDS = ("date", "time", "clock", "now", "today")
 _ID_WORDS = (" id", "_id", "-id")
 
 _encoder = msgspec.json.Encoder(order="sorted")
+_pack = msgspec.msgpack.Encoder(order="sorted").encode
+"""For what only gets digested: a fifth faster than JSON, which looks at every letter of a string."""
 
 
 def strip_billing(text: str) -> str:
@@ -57,17 +60,50 @@ def canonical_text(text: str) -> str:
     text = strip_billing(text)
     if _UUID_MIDDLE.search(text):
         text = _UUID.sub("#", text)
-    return "\n".join(_canonical_line(line) for line in text.split("\n"))
+    return _without_run_ids(_without_clocks(text))
 
 
-def _canonical_line(line: str) -> str:
-    """The patterns are slow to search for, so only lines with one of their words are searched."""
-    lowered = line.lower()
-    if any(word in lowered for word in _CLOCK_WORDS):
-        line = _CLOCK.sub(_without_clock, line)
-    if "id" in lowered and any(word in lowered for word in _ID_WORDS):
-        line = _RUN_ID.sub(r"\1\2#", line)
-    return line
+def _without_clocks(text: str) -> str:
+    """Looks only where one of the words is: searching for the pattern itself takes ten times as long."""
+    lowered = _lowered(text)
+    parts: list[str] = []
+    done = 0
+    for start in sorted(start for word in _CLOCK_WORDS for start in _positions(word, lowered)):
+        match = _CLOCK.match(text, start) if start >= done else None
+        if match is not None:
+            parts += text[done:start], _without_clock(match)
+            done = match.end()
+    return "".join((*parts, text[done:])) if parts else text
+
+
+def _without_run_ids(text: str) -> str:
+    lowered = _lowered(text)
+    if "id" not in lowered:
+        return text
+    lines = set()
+    for start in (start for word in _ID_WORDS for start in _positions(word, lowered)):
+        if _ID_GIVEN.match(text, start + 1):
+            end = text.find("\n", start)
+            lines.add((text.rfind("\n", 0, start) + 1, end if end >= 0 else len(text)))
+    parts: list[str] = []
+    done = 0
+    for start, end in sorted(lines):
+        parts += text[done:start], _RUN_ID.sub(r"\1\2#", text[start:end])
+        done = end
+    return "".join((*parts, text[done:])) if parts else text
+
+
+def _lowered(text: str) -> str:
+    """As long as `text`: the one letter whose lower case is longer is made another."""
+    lowered = text.lower()
+    return lowered if len(lowered) == len(text) else text.replace("\u0130", "i").lower()
+
+
+def _positions(word: str, text: str) -> Iterator[int]:
+    at = text.find(word)
+    while at >= 0:
+        yield at
+        at = text.find(word, at + 1)
 
 
 def _without_clock(match: re.Match[str]) -> str:
@@ -112,7 +148,7 @@ def leading_count(messages: list[dict[str, Any]]) -> int:
 
 
 class CanonicalDigests:
-    """Digests of canonical forms, remembered by what was sent.
+    """Digests of canonical texts, remembered by what was sent.
 
     The memo's keys are the interpreter's own keyed hashes, several times faster than a digest: they never leave
     the process, and nobody outside can make two contents meet in one.
@@ -123,28 +159,28 @@ class CanonicalDigests:
         self._memo: OrderedDict[int, bytes] = OrderedDict()
 
     def of_text(self, text: str) -> bytes:
-        return self._known(hash(text), lambda: canonical_text(text).encode())
-
-    def of_tools(self, tools: Any) -> bytes:
-        """Doesn't depend on the order of the tools or of their keys."""
-        if not isinstance(tools, list) or not tools:
-            return b""
-        encode = _encoder.encode
-        parts = [encode(tool) for tool in tools]
-        return self._known(hash((b"tools", *parts)), lambda: b"\n".join(sorted(parts)))
-
-    def _known(self, raw: int, canonical: Callable[[], bytes]) -> bytes:
+        raw = hash(text)
         known = self._memo.get(raw)
         if known is not None:
             self._memo.move_to_end(raw)
             return known
-        result = digest(canonical())
-        self._memo[raw] = result
+        result = self._memo[raw] = digest(canonical_text(text).encode())
         if len(self._memo) > self._max_entries:
             self._memo.popitem(last=False)
         return result
 
 
+def digest_of_tools(tools: Any) -> bytes:
+    """Doesn't depend on the order of the tools or of their keys."""
+    if not isinstance(tools, list) or not tools:
+        return b""
+    try:
+        parts = [_pack(tool) for tool in tools]
+    except OverflowError:  # A whole number beyond 64 bits, which JSON alone can hold.
+        parts = [canonical_json(tool) for tool in tools]
+    return digest(b"\n".join(sorted(parts)))
+
+
 def digest(data: bytes) -> bytes:
-    """Unkeyed digest of bulk content; SHA-256 because processors have instructions for it."""
-    return hashlib.sha256(data).digest()
+    """Unkeyed digest of bulk content; BLAKE3, which reads 60 KB of tools in a third of SHA-256's time."""
+    return blake3(data).digest()

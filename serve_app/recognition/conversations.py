@@ -56,7 +56,7 @@ class End:
 class Claim:
     """One request's hold on the end that it continues; `record` or `release` it exactly once.
 
-    `known_messages`: how many leading messages that end stands for.
+    `known_messages`: how many leading messages that end stands for; `has_answer`: an assistant's turn follows them.
     """
 
     tenant: str
@@ -64,7 +64,13 @@ class Claim:
     key: int | None
     end: End | None = None
     known_messages: int = 0
+    has_answer: bool = False
     settled: bool = field(default=False)
+
+    @property
+    def gone_on(self) -> str | None:
+        """The agent whose request was answered and goes on with this one, by whichever agent."""
+        return self.end.agent if self.end is not None and self.has_answer else None
 
 
 class ConversationIndex:
@@ -95,7 +101,9 @@ class ConversationIndex:
         found, count = _continued(known, keys, has_assistant, agent, votes)
         if found is not None:
             found.claims += 1
-            return Claim(tenant, found.session, keys[-1], found, len(messages) - len(keys) + count)
+            known_messages = len(messages) - len(keys) + count
+            follows = messages[known_messages].get("role") if count < len(keys) else None
+            return Claim(tenant, found.session, keys[-1], found, known_messages, follows == "assistant")
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)
         if session is None and keys and not has_assistant and _size(messages) >= LEAST_TASK_CHARS:

@@ -9,8 +9,8 @@ remembered with the session they came from. A line says something as long as one
   its framework always says is common by then, what is left is the task.
 
 Where several sessions have a line, as runs of one task with the same answers do, it still says something while
-exactly one of them waits for it: its answer held the line, no request there has had it since, and the agent that
-gave the answer has not gone on.
+exactly one of them waits for it: its answer held the line, no request there has had it since, and the conversation
+that it was an answer in has not gone on.
 
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
@@ -125,20 +125,36 @@ class QuoteIndex:
                 votes[session] += ANSWER_WEIGHT * size if size >= LEAST_QUOTED * answered else 0
         return {session: weight for session, weight in votes.items() if weight >= LEAST_EVIDENCE_CHARS}
 
-    def note(self, tenant: str, lines: Iterable[Line], session: str, agent: str, speaker: str) -> None:
-        """A request with these lines was accepted as part of `session`."""
+    def note(
+        self,
+        tenant: str,
+        lines: Iterable[Line],
+        session: str,
+        agent: str,
+        speaker: str,
+        gone_on: str | None = None,
+    ) -> None:
+        """A request with these lines was accepted as part of `session`.
+
+        `gone_on`: the speaker whose last answer there stands in its history, in whatever words.
+        """
         homes, known = self._homes.part(tenant), self._lines.part(tenant)
         if homes.setdefault(agent, session) != session:
             homes[agent] = None
         homes.move_to_end(agent)
         self._homes.trim(tenant)
+        alone = (speaker,)
         for key, _ in lines:
+            if key not in known:
+                known[key] = _Seen(session, alone)
+                continue
             seen = _at(known, key, session)
             if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
                 seen.senders = (*seen.senders, speaker)
             self._got(seen, session)
-        for key in self._handed_over.pop(tenant, (session, speaker)) or ():
-            self._got(known.get(key), session)
+        for one in dict.fromkeys((speaker, gone_on or speaker)):
+            for key in self._handed_over.pop(tenant, (session, one)) or ():
+                self._got(known.get(key), session)
         self._lines.trim(tenant)
 
     def note_answer(self, tenant: str, lines: Sequence[Line], session: str, speaker: str) -> None:
@@ -248,11 +264,10 @@ def _sentences(tenant: str, texts: Iterable[str]) -> dict[int, str]:
             # A character alone is found ten times faster than two.
             text = text.replace(mark + " ", "\n") if mark in text else text
         for line in text.split("\n"):
-            if len(line) < LEAST_LINE_CHARS:
-                continue
-            bare = line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
-            if len(bare) >= LEAST_LINE_CHARS:
-                found[hash((tenant, bare))] = bare
+            if len(line) >= LEAST_LINE_CHARS:
+                bare = line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
+                if len(bare) >= LEAST_LINE_CHARS:
+                    found[hash((tenant, bare))] = bare
         if (left <= 0 and number > 0) or len(found) >= MAX_LINES_PER_TEXT:
             break
-    return dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))
+    return found if len(found) <= MAX_LINES_PER_TEXT else dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))

@@ -91,6 +91,18 @@ def test_links_of_documents_resolve(root: Path, tracked_files: list[Path]) -> No
     assert not broken, "\n".join(broken)
 
 
+def test_tests_named_in_documents_exist(root: Path, tracked_files: list[Path]) -> None:
+    defined = "\n".join(path.read_text(encoding="utf-8") for path in tracked_files if path.match("test_*.py"))
+    missing = [
+        f"{path.relative_to(root)}: {name}"
+        for path in tracked_files
+        if path.suffix == ".md"
+        for name in re.findall(r"`(test_\w+)`", path.read_text(encoding="utf-8"))
+        if f"def {name}(" not in defined
+    ]
+    assert not missing, "\n".join(missing)
+
+
 def test_commands_of_documents_exist(root: Path, tracked_files: list[Path]) -> None:
     missing = []
     for path in tracked_files:

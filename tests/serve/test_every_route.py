@@ -55,20 +55,28 @@ def test_one_prompt_over_all_routes_is_one_agent_and_cached(client: httpx.Client
 
 
 def test_an_agent_of_any_route_is_known_and_kept(client: httpx.Client, filler: Filler) -> None:
-    """Its prompt outlives as much of others' as the cache holds, over Messages and Responses as over chat."""
-    texts = {route: filler(300) for route in CONVERSATIONS}
+    """Its prompt outlives as much of others' as the cache holds, on every route as over chat.
+
+    A completion's agent is the head of its prompt, which is long enough here.
+    """
+    texts = {route: filler(300) for route in ROUTES}
     for number in range(4):
         for route, text in texts.items():
             answer = ask(client, route, text, f"task {number}", {"x-session-id": f"kept-{route}-{number}"})
             assert answer.status_code == 200, answer.text
     ids = {route: ours(ask(client, route, text, "one more"), "agent") for route, text in texts.items()}
-    replicas = [replica["resident"] for replica in state(client)["replicas"]]
+    assert len(set(ids.values())) == len(ROUTES)
     wait_for(lambda: all(agents(client).get(agent, {}).get("requests") == 5 for agent in ids.values()), 10, "counted")
-    assert all(any(resident.get(agent) for resident in replicas) for agent in ids.values()) or replicas
+    wait_for(lambda: resident(client).issuperset(ids.values()), 10, "blocks of each agent in a replica's cache")
     for _ in range(2 * CACHE_BLOCKS * 32 // 1500):
         assert ask(client, CHAT, filler(1500)).status_code == 200
     hits = {route: usage(route, ask(client, route, text, "after the flood"))[1] for route, text in texts.items()}
     assert all(hit >= 256 for hit in hits.values()), hits
+
+
+def resident(client: httpx.Client) -> set[str]:
+    """Agents that a replica says it holds blocks of."""
+    return {agent for replica in state(client)["replicas"] for agent, blocks in replica["resident"].items() if blocks}
 
 
 # --- agents -------------------------------------------------------------------------------------------------------
@@ -96,6 +104,14 @@ def test_a_users_text_is_never_touched(client: httpx.Client, route: str) -> None
     text = BILLING.format("aaa") + "hi"
     counted = client.post("/tokenize", json={"model": MODEL, "messages": [{"role": "user", "content": text}]})
     assert usage(route, ask(client, route, user=text))[0] == counted.json()["count"]
+
+
+def test_a_completions_prompt_is_never_touched(client: httpx.Client, filler: Filler) -> None:
+    """It has no system text, so nothing in it is a harness's."""
+    text = BILLING.format("aaa") + CLOCK.format("31") + filler(50)
+    counted = client.post("/tokenize", json={"model": MODEL, "prompt": text, "add_special_tokens": True})
+    answer = client.post(COMPLETIONS, json={"model": MODEL, "prompt": text, "max_tokens": 1})
+    assert usage(COMPLETIONS, answer)[0] == counted.json()["count"]
 
 
 @pytest.mark.parametrize("route", CONVERSATIONS)
@@ -288,6 +304,20 @@ def test_a_constraint_that_does_not_compile(client: httpx.Client) -> None:
         for stream in (False, True):
             assert_error(ask(client, RESPONSES, stream=stream, tokens=4, **fields), 400)
     assert ask(client, RESPONSES).status_code == 200
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}], ids=str)
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
+def test_usage_in_streams_where_asked(client: httpx.Client, filler: Filler, route: str, options: Any) -> None:
+    text = filler(400)
+    ask(client, route, text)
+    streamed = events(ask(client, route, text, stream=True, tokens=4, stream_options=options))
+    without_choices = [event for event in streamed if not event["choices"]]
+    if options and options.get("include_usage"):
+        assert without_choices == streamed[-1:]
+        assert without_choices[0]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 352
+    else:
+        assert not without_choices and not [event for event in streamed if event.get("usage")]
 
 
 def test_usage_in_streams(client: httpx.Client, filler: Filler) -> None:

@@ -18,8 +18,8 @@ RUN_TIMEOUT_S = 240.0
 def example_with_environment(name: str) -> Example:
     example = EXAMPLES[name]
     if not example.python.exists():
-        reason = f"{name} needs {example.environment}, which scripts/frameworks makes"
-        if os.environ.get("CI") and not example.is_optional:
+        reason = f"{name} needs {example.environment}, which scripts/frameworks --all makes"
+        if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
     return example

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+from ray.serve.llm.openai_api_models import ChatCompletionResponse
 
 from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
 from runtime_actor.memo_actor import MemoActor
@@ -41,6 +42,16 @@ class Answer:
         return {"id": "x", "choices": [], "usage": {"prompt_tokens": 40, "prompt_tokens_details": None}}
 
 
+def chat_answer(content: str | None = "by train", **message: Any) -> ChatCompletionResponse:
+    whole = {"role": "assistant", "content": content, **message}
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    return ChatCompletionResponse(
+        model="m",
+        choices=[{"index": 0, "message": whole, "finish_reason": reason}],
+        usage={"prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43},
+    )
+
+
 class FakeHandle:
     """Takes a request as a replica would and answers with the next of `scripts`, else with `items`.
 
@@ -52,7 +63,8 @@ class FakeHandle:
         self.scripts: list[list[Any]] = []
         self.requests: list[tuple[Any, Any]] = []
         self.cancelled = 0
-        self.chat = self.completions = self.responses = self.tokenize = SimpleNamespace(remote=self._remote)
+        self.chat = self.completions = self.responses = SimpleNamespace(remote=self._remote)
+        self.tokenize = self.detokenize = self.chat
 
     def _remote(self, request: Any, raw: Any) -> FakeHandle:
         self.requests.append((request, raw))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.recognition.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
+from serve_app.recognition.canonical import CanonicalDigests, canonical_text, digest_of_tools, strip_billing, text_of
 
 SAME = [
     (
@@ -66,10 +66,15 @@ def test_tools_by_content_not_order() -> None:
     first = {"type": "function", "function": {"name": "a", "parameters": {"x": 1, "y": 2}}}
     turned = {"function": {"parameters": {"y": 2, "x": 1}, "name": "a"}, "type": "function"}
     second = {"type": "function", "function": {"name": "b"}}
-    of_tools = CanonicalDigests().of_tools
-    assert of_tools([first, second]) == of_tools([second, turned])
-    assert of_tools([first]) != of_tools([first, second])
-    assert of_tools(None) == of_tools([])
+    assert digest_of_tools([first, second]) == digest_of_tools([second, turned])
+    assert digest_of_tools([first]) != digest_of_tools([first, second])
+    assert digest_of_tools(None) == digest_of_tools([])
+
+
+def test_tools_with_a_number_beyond_64_bits() -> None:
+    tools = [{"name": "a", "maximum": 2**64}, {"name": "b", "maximum": 1}]
+    assert digest_of_tools(tools) == digest_of_tools(tools[::-1])
+    assert digest_of_tools(tools) != digest_of_tools([{"name": "a", "maximum": 2**64 + 1}, tools[1]])
 
 
 def test_memo_is_bounded() -> None:

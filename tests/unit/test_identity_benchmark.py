@@ -114,6 +114,7 @@ def test_command_line(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(capsys.readouterr().out)
     assert report["sets"][0]["session_pairs"]["f1"] == 1.0 and set(report["cost"]) == {
         "first_us",
+        "prose_us",
         "retry_us",
         "turn_us",
     }

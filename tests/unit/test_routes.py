@@ -11,12 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from ray.exceptions import ActorDiedError
-from ray.serve.llm.openai_api_models import ChatCompletionResponse
 
 from replicas.responses_call import ResponsesCall
 from runtime_actor.messages import OWNER_XARG, OwnerTag, RequestAccepted
 from serve_app.routes.responses import STORED
-from tests.unit.gateway_bench import DONE, Bench
+from tests.unit.gateway_bench import DONE, Bench, chat_answer
 
 ACCEPTED = RequestAccepted("r1", 40, 32).to_wire()
 SYSTEM = "You are the planner of a small team."
@@ -30,16 +29,6 @@ COMPLETED = 'event: response.completed\ndata: {"type":"response.completed","resp
 
 def call(arguments: str = '{"a":1}') -> dict[str, Any]:
     return {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": arguments}}
-
-
-def chat_answer(content: str | None = "by train", **message: Any) -> ChatCompletionResponse:
-    whole = {"role": "assistant", "content": content, **message}
-    reason = "tool_calls" if message.get("tool_calls") else "stop"
-    return ChatCompletionResponse(
-        model="m",
-        choices=[{"index": 0, "message": whole, "finish_reason": reason}],
-        usage={"prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43},
-    )
 
 
 def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
