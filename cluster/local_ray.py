@@ -37,6 +37,15 @@ STATUS_PERIOD_S = 0.5
 START_ATTEMPTS = 3
 """A busy machine can miss the 30 s that Ray gives its own processes to come up."""
 
+_CONNECTIONS = {"grpc_client_keepalive_time_ms": 4000, "grpc_client_keepalive_timeout_ms": 8000}
+"""A connection that answers no ping for 8 s is given up and made anew, and so is one that acknowledges nothing for as
+long; by Ray's defaults that takes seven minutes, and two. Pings are sent during calls only. Every process of the
+cluster must have the same values: Ray's servers refuse pings that come more often than by their own."""
+
+_PROXY = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
+"""A proxy is replaced after three failed checks in a row: of a dead one each fails at once, of a silent one after 10 s.
+A new one has 20 s to come up, not Ray's 5, before that counts as a failure."""
+
 _INIT_OPTIONS: dict[str, Any] = {
     # "local": never join a cluster that happens to run on this machine.
     "address": "local",
@@ -46,6 +55,7 @@ _INIT_OPTIONS: dict[str, Any] = {
     "object_store_memory": OBJECT_STORE_BYTES,
     "log_to_driver": False,
     "logging_level": logging.ERROR,
+    "_system_config": _CONNECTIONS,
 }
 
 
@@ -70,6 +80,8 @@ class LocalRay:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         _keep_to_loopback()
         _guard_the_proxy()
+        for name, value in _PROXY.items():
+            os.environ.setdefault(name, value)
         # A cluster that the user points RAY_ADDRESS at is another one.
         os.environ.pop("RAY_ADDRESS", None)
         for attempt in range(1, START_ATTEMPTS + 1):

@@ -115,12 +115,14 @@ class GatewayConfig(KeyRing):
     """Limits of what a client may send and how long it may take.
 
     `keys_file` is read on top of `api_keys` and `quotas`, and again when it changes. `quota` is for tenants without
-    one of their own. `cache_groups` name tenants that share one prefix cache; without, nobody shares.
+    one of their own. `cache_groups` name tenants that share one prefix cache; without, nobody shares. `standbys` are
+    further gateway processes that wait for the end of the one that serves.
     """
 
     keys_file: str | None = Field(default=None, min_length=1, max_length=4096)
     quota: Quota = Quota()
     cache_groups: dict[str, list[str]] = Field(default={}, max_length=4096)
+    standbys: int = Field(default=1, ge=0, le=8)
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1 << 30)
     max_header_bytes: int = Field(default=32 * 1024, ge=1024, le=1 << 20)
     max_json_depth: int = Field(default=64, ge=4, le=256)

@@ -135,7 +135,7 @@ class SimulatedBench:
         made._policies = desk_of(made._settings)
         made._memo = MemoDesk(made._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
         made._exchange = GatewayExchange("g", actor.exchange, made._routing, made._policies)
-        made._created_s = 1
+        made._began_s = 1.0
         made._get_configured_serve_handle = lambda _: self
         return made
 

@@ -216,7 +216,7 @@ ROWS = (
     Row("exchange cut 60 s", between(faults.cut), 60.0),
     Row("exchange's connections shut, 20 times a second, 20 s", between(faults.meddling), 20.0),
     Row("Serve controller killed", killing(lambda server: server.pids("ServeController")[0])),
-    Row("gateway (ingress) killed", killing(lambda server: server.gateways[0])),
+    Row("gateway (ingress) killed", killing(lambda server: server.serving_gateway)),
     Row("replica killed", killing(lambda server: server.replicas[0]), replaces=True),
     Row("EngineCore killed", killing(lambda server: server.pids("EngineCore")[0]), replaces=True, engines=("vllm",)),
     Row("HTTP proxy killed", killing(lambda server: server.pids("ProxyActor")[0])),

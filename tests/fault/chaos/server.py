@@ -98,6 +98,14 @@ class ChaosServer:
         return self.pids("ServeReplica", "Gateway")
 
     @property
+    def serving_gateway(self) -> int:
+        """The one of them that answers."""
+        state = self.state()
+        if state is None:
+            raise RuntimeError("no gateway answers")
+        return int(state["gateway"]["pid"])
+
+    @property
     def replicas(self) -> list[int]:
         return self.pids("ServeReplica", without="Gateway")
 
