@@ -37,12 +37,12 @@ STATUS_PERIOD_S = 0.5
 START_ATTEMPTS = 3
 """A busy machine can miss the 30 s that Ray gives its own processes to come up."""
 
-_CONNECTIONS = {"grpc_client_keepalive_time_ms": 4000, "grpc_client_keepalive_timeout_ms": 8000}
-"""A connection that answers no ping for 8 s is given up and made anew, and so is one that acknowledges nothing for as
+_CONNECTIONS = {"grpc_client_keepalive_time_ms": 2000, "grpc_client_keepalive_timeout_ms": 6000}
+"""A connection that answers no ping for 6 s is given up and made anew, and so is one that acknowledges nothing for as
 long; by Ray's defaults that takes seven minutes, and two. Pings are sent during calls only. Every process of the
 cluster must have the same values: Ray's servers refuse pings that come more often than by their own."""
 
-_PROXY = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
+_PROXY = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
 """A proxy is replaced after three failed checks in a row: of a dead one each fails at once, of a silent one after 10 s.
 A new one has 20 s to come up, not Ray's 5, before that counts as a failure."""
 
