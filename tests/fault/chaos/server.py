@@ -94,6 +94,11 @@ class ChaosServer:
         return pid
 
     @property
+    def head(self) -> int:
+        (pid,) = self.pids("gcs/gcs_server")
+        return pid
+
+    @property
     def gateways(self) -> list[int]:
         return self.pids("ServeReplica", "Gateway")
 
