@@ -19,6 +19,7 @@ from ray.serve.schema import ApplicationStatus
 
 from cluster import processes, shared_memory
 from cluster.errors import LaunchError
+from cluster.head import HeadFiles, HeadWatch
 from runtime_actor.actor import ACTOR_NAME, NAMESPACE
 from runtime_actor.memo_actor import MEMO_ACTOR_NAME
 from serve_app.http import proxy_guard
@@ -35,7 +36,20 @@ STATUS_PERIOD_S = 0.5
 
 
 START_ATTEMPTS = 3
-"""A busy machine can miss the 30 s that Ray gives its own processes to come up."""
+"""A busy machine can miss the time that Ray gives its own processes to come up: 30 s, a minute here."""
+
+_CONNECTIONS = {"grpc_client_keepalive_time_ms": 2000, "grpc_client_keepalive_timeout_ms": 6000}
+"""A connection that answers no ping for 6 s is given up and made anew, and so is one that acknowledges nothing for as
+long; by Ray's defaults that takes seven minutes, and two. Pings are sent during calls only. Every process of the
+cluster must have the same values: Ray's servers refuse pings that come more often than by their own."""
+
+_ENVIRONMENT = {
+    "RAY_raylet_start_wait_time_s": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+}
+"""A proxy is replaced after three failed checks in a row: of a dead one each fails at once, of a silent one after 10 s.
+A new one has 20 s to come up, not Ray's 5, before that counts as a failure."""
 
 _INIT_OPTIONS: dict[str, Any] = {
     # "local": never join a cluster that happens to run on this machine.
@@ -54,6 +68,8 @@ class LocalRay:
 
     def __init__(self) -> None:
         self._dashboard_url = ""
+        self._head_files: HeadFiles | None = None
+        self._head: HeadWatch | None = None
         self.token_path = os.path.expanduser("~/.ray/auth_token")
 
     @property
@@ -70,21 +86,28 @@ class LocalRay:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         _keep_to_loopback()
         _guard_the_proxy()
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         # A cluster that the user points RAY_ADDRESS at is another one.
         os.environ.pop("RAY_ADDRESS", None)
         for attempt in range(1, START_ATTEMPTS + 1):
+            self._head_files = HeadFiles()
+            settings = {**_CONNECTIONS, **self._head_files.system_config}
             try:
-                context = ray.init(**_INIT_OPTIONS, **options)
+                context = ray.init(**_INIT_OPTIONS, **options, _system_config=settings)
                 break
             except Exception as error:  # Ray raises nothing more precise when its 30 s are over
                 ray.shutdown()
                 processes.end_descendants()
+                self._head_files.remove()
                 if attempt == START_ATTEMPTS:
                     raise LaunchError(f"Ray did not start: {_one_line(error)}") from error
                 print(f"serve: Ray did not start, once more: {_one_line(error)}", file=sys.stderr, flush=True)
         if not context.dashboard_url:
             raise LaunchError("Ray started without its dashboard, which deploys applications")
         self._dashboard_url = f"http://{context.dashboard_url}"
+        self._head = HeadWatch.of(ray._private.worker._global_node)
+        self._head.start()
 
     @property
     def log_folder(self) -> str:
@@ -132,8 +155,12 @@ class LocalRay:
             # The actor is detached, so that it outlives a redeploy: Serve doesn't end it.
             _end_runtime_actor()
             _end_memo_actor()
+            if self._head is not None:
+                self._head.stop()
             ray.shutdown()
         left = processes.end_descendants()
+        if self._head_files is not None:
+            self._head_files.remove()
         shared_memory.unlink_unmapped(held)
         return left
 

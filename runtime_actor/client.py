@@ -20,7 +20,7 @@ from runtime_actor.messages import ExchangeReply, ExchangeRequest
 from runtime_actor.settings import RuntimeSettings
 
 FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 5.0
+MAX_BACKOFF_S = 2.0
 RESOLVE_TIMEOUT_S = 30.0
 REFUSALS = (ConfigurationError, MessageError)
 

@@ -25,6 +25,7 @@ from serve_app import secret_file
 from serve_app.config import EMBEDDED, AppConfig, load
 from serve_app.gateway import Gateway
 from serve_app.http.app import make_app
+from serve_app.leader import OldestFirst
 from serve_app.router import AgentRequestRouter
 from serve_app.settings import GatewaySettings
 from serve_app.tenants import Tenants
@@ -86,9 +87,11 @@ def build_app(args: dict) -> Application:
     return serve.deployment(
         ingress,
         name="Gateway",
+        num_replicas=1 + config.gateway.standbys,
         max_ongoing_requests=MAX_GATEWAY_ONGOING,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=config.deployment.graceful_shutdown_timeout_s,
+        request_router_config=RequestRouterConfig(request_router_class=OldestFirst),
     ).bind(llm_deployments={config.model.id: server}, model_cards={config.model.id: None}, settings=settings)
 
 

@@ -115,12 +115,16 @@ class GatewayConfig(KeyRing):
     """Limits of what a client may send and how long it may take.
 
     `keys_file` is read on top of `api_keys` and `quotas`, and again when it changes. `quota` is for tenants without
-    one of their own. `cache_groups` name tenants that share one prefix cache; without, nobody shares.
+    one of their own. `cache_groups` name tenants that share one prefix cache; without, nobody shares. `cache_floor`
+    is the part of an equal share of each engine's cache that a tenant keeps whatever others do. `standbys` are
+    further gateway processes that wait for the end of the one that serves.
     """
 
     keys_file: str | None = Field(default=None, min_length=1, max_length=4096)
     quota: Quota = Quota()
     cache_groups: dict[str, list[str]] = Field(default={}, max_length=4096)
+    cache_floor: float = Field(default=0.0, ge=0.0, le=0.8)
+    standbys: int = Field(default=1, ge=0, le=8)
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1 << 30)
     max_header_bytes: int = Field(default=32 * 1024, ge=1024, le=1 << 20)
     max_json_depth: int = Field(default=64, ge=4, le=256)
@@ -183,7 +187,7 @@ class AppConfig(Section):
         """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
         for policy in self.runtime_settings().policies:
             if isinstance(policy, PolicySettings) and policy.enabled:
-                return {"policy": policy.mode, "weight": policy.weight}
+                return {"policy": policy.mode, "weight": policy.weight, "tenant_floor": self.gateway.cache_floor}
         return {"policy": "lru"}
 
     @property

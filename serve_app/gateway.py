@@ -37,6 +37,7 @@ from serve_app.http.errors import ApiError, bad_request, model_not_found, unavai
 from serve_app.http.field_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from serve_app.http.input import read_object
 from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
+from serve_app.leader import STARTED
 from serve_app.memo_endpoints import MemoEndpoints
 from serve_app.metrics import GatewayMetrics
 from serve_app.policies.desk import NO_TICKET, Ticket, desk_of
@@ -79,7 +80,7 @@ class Flight:
 
 
 class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
-    """One deployment replica per gateway process."""
+    """One deployment replica per gateway process; of several one serves (`serve_app.leader`)."""
 
     def __init__(self, llm_deployments: dict, model_cards: dict, *, settings: GatewaySettings) -> None:
         bind_to_node_address()
@@ -100,7 +101,11 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         self._policies = desk_of(settings)
         self._memo = MemoDesk(self._policies)
         self._exchange = GatewayExchange(name, self._client.exchange, self._routing, self._policies)
-        self._created_s = int(time.time())
+        self._began_s = time.time()
+
+    def record_replica_metadata(self) -> dict[str, float]:
+        """Ray asks once, and tells every proxy."""
+        return {STARTED: self._began_s}
 
     async def check_health(self) -> None:
         """Serve calls it every few seconds: also what keeps the exchange loop alive."""
@@ -334,7 +339,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         return {
             "id": self._settings.config.model.id,
             "object": "model",
-            "created": self._created_s,
+            "created": int(self._began_s),
             "owned_by": "agent-runtime",
             "max_model_len": self._context.usable_tokens,
         }

@@ -1,6 +1,7 @@
 """The endpoints under /runtime: what the runtime knows, what a framework tells it, the operator's switch."""
 
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,7 @@ class RuntimeEndpoints:
         age_s = self._exchange.age_s
         return {
             **view,
+            "pid": os.getpid(),
             "in_flight": self._admission.in_flight,
             "refused_in_flight": self._admission.refused,
             "retries": self._metrics.retries,

@@ -13,6 +13,7 @@ import httpx
 from ray.serve.llm.openai_api_models import ErrorResponse
 
 from replicas.cache.settings import ValueSettings
+from replicas.engine.responses import create_response
 from replicas.simulation.engine import CostModel, SimulatedRequest
 from replicas.simulation.openai import SimulatedEngine, Usage
 from runtime_actor.memo_actor import MemoActor
@@ -135,7 +136,7 @@ class SimulatedBench:
         made._policies = desk_of(made._settings)
         made._memo = MemoDesk(made._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
         made._exchange = GatewayExchange("g", actor.exchange, made._routing, made._policies)
-        made._created_s = 1
+        made._began_s = 1.0
         made._get_configured_serve_handle = lambda _: self
         return made
 
@@ -148,6 +149,11 @@ class SimulatedBench:
     @property
     def completions(self) -> Any:
         return SimpleNamespace(remote=lambda r, raw: ReplicaCall(self, self.engine.completions(r), r))
+
+    @property
+    def responses(self) -> Any:
+        """Refused, as by a replica with this engine."""
+        return SimpleNamespace(remote=lambda r, raw: ReplicaCall(self, create_response(self.engine, r, raw), r))
 
     @property
     def tokenize(self) -> Any:

@@ -17,9 +17,10 @@ from typing import Any, Concatenate, ParamSpec
 from replicas.cache.anchor_finder import AnchorFinder
 from replicas.cache.block_pool import EVICTED_KINDS, PoolOwners
 from replicas.cache.claim import Claim
+from replicas.cache.floors import TenantFloors
 from replicas.cache.owner_values import worth_of
 from replicas.cache.ownership import OwnerDirectory
-from replicas.cache.residency import Residency, count_residency
+from replicas.cache.residency import COUNT_INTERVAL_S, Residency, count_residency
 from replicas.cache.warm_ledger import WarmLedger
 from replicas.engine.messages import (
     EngineReport,
@@ -36,10 +37,6 @@ from runtime_actor.tables import ReachTables
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-
-COUNT_INTERVAL_S = 10e-6
-"""Least time between two counts of resident blocks, for each block of the pool: a count walks over all
-blocks, 30 ns each, so this bounds its share of the engine's time to 0.3 %."""
 
 MAX_NAME_CHARS = 256
 """Longer workload, agent or session names aren't the gateway's."""
@@ -100,6 +97,7 @@ class CacheKeeper:
         self.warm = WarmLedger()
         self.directory = OwnerDirectory(settings.values, shape.hash_block_tokens, clock, cache_blocks=len(pool.blocks))
         self.owners = PoolOwners(pool, self.directory, self.warm)
+        self._floors = TenantFloors(self.directory, self.owners.owner_of, clock)
         self.policy_rows: Callable[[], list[dict[str, Any]]] = list
         """The rows of the policies that order the waiting queue, and how often somebody was passed over there."""
         self.passed_over: Callable[[], int] = int
@@ -132,6 +130,7 @@ class CacheKeeper:
 
     @_guarded
     def arrived(self, arrival: Arrival) -> None:
+        self._floors.look()
         tag = _tag_of(arrival.extra_args)
         claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes)
         if tag is None or claim.agent is None:

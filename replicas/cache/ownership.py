@@ -23,6 +23,9 @@ from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, ReachTables
 
+PROTECTION = 1.0
+"""Added to a protected owner's value: forecasts are at most 1, what waits is above 2."""
+
 
 class OwnerDirectory:
     """Sessions, owners and values of one replica. Not thread-safe: it lives in the engine's loop.
@@ -51,6 +54,8 @@ class OwnerDirectory:
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
         self.claims: dict[str, Claim] = {}
         """By request id, of requests that wait or run."""
+        self.protected: frozenset[str] = frozenset()
+        """Tenants whose blocks leave after those of all others (`replicas.cache.floors`)."""
         self._touched: set[BlockOwner] = set()
         self._news: set[BlockOwner] = set()
         self._sequence = 0
@@ -348,10 +353,21 @@ class OwnerDirectory:
 
     def _settle(self, owner: BlockOwner, active: bool) -> bool:
         value = owner.settled(self.settings.weight) if active else 0.0
+        if self.protected and owner.kind in (SESSION, ANCHOR) and value <= 1.0:
+            value += PROTECTION * any(workload in self.protected for workload, _ in owner.agents)
         if value == owner.value:
             return False
         owner.value = value
         return True
+
+    def protect(self, workloads: frozenset[str]) -> None:
+        """From now on these tenants' blocks are above every forecast, and below what waits."""
+        changed, self.protected = workloads ^ self.protected, workloads
+        for name in changed & self._workloads.keys():
+            for session in self._workloads[name].sessions.values():
+                self._touched.update(session.owners)
+        if changed:
+            self._touched.update(owner for _, part in self._shared for owner in part.values())
 
     def anchor_value(self, workload: str, agent: str) -> float:
         """Value of the agent's anchor here, with or without resident blocks."""

@@ -9,6 +9,10 @@ from collections.abc import Iterable
 from replicas.cache.owner_values import ANCHOR, BlockOwner
 from runtime_actor.messages import MAX_REPORTED_AGENTS
 
+COUNT_INTERVAL_S = 10e-6
+"""Least time between two counts of resident blocks, for each block of the pool: a count walks over all
+blocks, 30 ns each, so this bounds its share of the engine's time to 0.3 %."""
+
 Residency = dict[str, dict[str, int]]
 """workload -> agent -> blocks."""
 

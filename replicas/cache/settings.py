@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from replicas.cache.peers import PEERS
 
+MAX_FLOOR = 0.8
+"""Some blocks must be nobody's by right, for whoever has none yet."""
+
 POLICIES = ("reach", "anchors", "lru", *PEERS)
 
 
@@ -15,6 +18,8 @@ class ValueSettings:
 
     arrival_share: this replica's new sessions a request, relative to the workload's. tick_s: how often
     silence is looked at. refresh_s: how late a value may be where a session that is known moved on.
+    tenant_floor: the part of an equal share of the cache that each of several tenants keeps, whatever the
+    others do; 0 for none.
     """
 
     policy: str = "reach"
@@ -23,6 +28,7 @@ class ValueSettings:
     learn_reuse: bool = True
     tick_s: float = 1.0
     refresh_s: float = 0.02
+    tenant_floor: float = 0.0
     max_workloads: int = 64
     max_sessions: int = 4096
     max_agents_per_session: int = 64
@@ -33,5 +39,7 @@ class ValueSettings:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if not 0.0 <= self.weight <= 1.0:
             raise ValueError(f"weight must be within [0, 1], got {self.weight}")
+        if not 0.0 <= self.tenant_floor <= MAX_FLOOR:
+            raise ValueError(f"tenant_floor must be within [0, {MAX_FLOOR:g}], got {self.tenant_floor}")
         if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
             raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")

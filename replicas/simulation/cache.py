@@ -11,6 +11,7 @@ import numpy as np
 
 from replicas.cache.anchor_finder import AnchorFinder
 from replicas.cache.claim import Claim
+from replicas.cache.floors import TenantFloors
 from replicas.cache.owner_values import BlockOwner, worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.residency import Residency, count_residency
@@ -80,6 +81,7 @@ class SimulatedCache:
         self._queue = OwnerFreeQueue(self._blocks, self._owner_of, self.directory.changed)
         self._resident: dict[bytes, SimulatedBlock] = {}
         self.finder = AnchorFinder()
+        self._floors = TenantFloors(self.directory, self._owner_of, clock)
 
     @property
     def num_free_blocks(self) -> int:
@@ -100,6 +102,7 @@ class SimulatedCache:
 
     def arrive(self, request_id: str, tag: OwnerTag | None, prompt: Prompt) -> tuple[Claim, list[bytes]]:
         """A request joined the queue; its anchor, if it has one that is new, can be taken."""
+        self._floors.look()
         hashes = prefix_hashes(prompt, self.block_size)
         claim = self.directory.arrive(request_id, tag, hashes)
         if tag is not None and tag.request_kind != WARMUP and claim.anchor_tokens:

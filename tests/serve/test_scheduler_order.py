@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from vllm.v1.request import RequestStatus
 
-from replicas.cache.cache_keeper import COUNT_INTERVAL_S
+from replicas.cache.residency import COUNT_INTERVAL_S
 from replicas.engine.messages import EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, WARMUP
 from runtime_actor.tables import OTHER, ReachTables

@@ -142,7 +142,7 @@ class Bench:
         gateway._policies = desk_of(gateway._settings)
         gateway._memo = MemoDesk(gateway._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
         gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing, gateway._policies)
-        gateway._created_s = 1
+        gateway._began_s = 1.0
         gateway._get_configured_serve_handle = lambda _: self.handle
         self.gateway = gateway
         asgi = make_app(config.gateway)

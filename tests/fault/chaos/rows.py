@@ -17,7 +17,7 @@ from tests.fault.chaos.load import OK, UNANSWERED, VARIED, WRONG, Load
 from tests.fault.chaos.server import ChaosServer, counted
 
 RECOVERY_LIMIT_S = 480.0
-"""Ray ends a connection whose peer reads nonsense by its keep-alive, after up to 7 minutes."""
+"""A busy machine takes minutes to load a model for a replica that was killed."""
 
 WARM_ANSWERS = 16
 
@@ -149,6 +149,14 @@ def killing(find: Callable[[ChaosServer], int]) -> Fault:
     return fault
 
 
+@contextlib.contextmanager
+def head_and_actor_killed(server: ChaosServer) -> Iterator[None]:
+    """The actor can't be started again before the head is."""
+    faults.kill(server.head)
+    faults.kill(server.actor)
+    yield
+
+
 def damaging(damage: Callable[[Any], None]) -> Fault:
     """The newest checkpoint is damaged while the actor can't write another, then the actor is killed."""
 
@@ -216,7 +224,9 @@ ROWS = (
     Row("exchange cut 60 s", between(faults.cut), 60.0),
     Row("exchange's connections shut, 20 times a second, 20 s", between(faults.meddling), 20.0),
     Row("Serve controller killed", killing(lambda server: server.pids("ServeController")[0])),
-    Row("gateway (ingress) killed", killing(lambda server: server.gateways[0])),
+    Row("Ray head (GCS) killed", killing(lambda server: server.head)),
+    Row("Ray head and actor killed", head_and_actor_killed, check=loaded_the_newest),
+    Row("gateway (ingress) killed", killing(lambda server: server.serving_gateway)),
     Row("replica killed", killing(lambda server: server.replicas[0]), replaces=True),
     Row("EngineCore killed", killing(lambda server: server.pids("EngineCore")[0]), replaces=True, engines=("vllm",)),
     Row("HTTP proxy killed", killing(lambda server: server.pids("ProxyActor")[0])),

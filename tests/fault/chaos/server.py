@@ -94,8 +94,21 @@ class ChaosServer:
         return pid
 
     @property
+    def head(self) -> int:
+        (pid,) = self.pids("gcs/gcs_server")
+        return pid
+
+    @property
     def gateways(self) -> list[int]:
         return self.pids("ServeReplica", "Gateway")
+
+    @property
+    def serving_gateway(self) -> int:
+        """The one of them that answers."""
+        state = self.state()
+        if state is None:
+            raise RuntimeError("no gateway answers")
+        return int(state["gateway"]["pid"])
 
     @property
     def replicas(self) -> list[int]:
