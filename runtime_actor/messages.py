@@ -20,6 +20,9 @@ PROTOCOL_VERSION = 1
 OWNER_XARG = "agent_runtime_owner"
 """Key of the owner tag in `vllm_xargs`; the gateway overwrites whatever a client put there."""
 
+AVOID_XARG = "agent_runtime_avoid"
+"""Key of the engine's id of a request whose replica the router takes last; the gateway's own, like the tag."""
+
 MAX_REPORTED_AGENTS = 512
 """Agents of one workload that a replica's report names, each for `resident` and `anchors`; a longer one is refused."""
 

@@ -8,19 +8,18 @@ What is refused on the way leaves nothing behind: no agent, no session, no event
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray import serve
 from ray.serve.llm.ingress import OpenAiIngress
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
 from replicas.internal_port import bind_to_node_address
 from runtime_actor.client import RuntimeClient
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
+from runtime_actor.policies.base import GuessSuggestion
 from serve_app import preparation, routing_state
 from serve_app.engine_api import (
     AnthropicCountTokensRequest,
@@ -32,16 +31,26 @@ from serve_app.engine_api import (
 from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission, Slot
 from serve_app.generation import ContextLimits, Exchange
-from serve_app.hints import CLIPPED, HintReport, cache_salt, engine_fields, forwarded_headers, read_hints
+from serve_app.hints import (
+    AHEAD_PRIORITY,
+    CLIPPED,
+    HintReport,
+    cache_salt,
+    engine_fields,
+    forwarded_headers,
+    read_hints,
+)
 from serve_app.http.errors import ApiError, bad_request, model_not_found, unavailable
+from serve_app.http.event_stream import EventStream
 from serve_app.http.field_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from serve_app.http.input import read_object
 from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
 from serve_app.leader import STARTED
 from serve_app.memo_endpoints import MemoEndpoints
 from serve_app.metrics import GatewayMetrics
-from serve_app.policies.desk import NO_TICKET, Ticket, desk_of
+from serve_app.policies.desk import desk_of
 from serve_app.policies.memo_desk import MemoDesk
+from serve_app.policies.ticket import NO_TICKET, Ticket
 from serve_app.quotas import TenantQuotas
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
@@ -98,7 +107,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         self._routing.max_sessions = config.routing.max_sessions
         self._client = RuntimeClient(settings.runtime, settings.version)
         name = serve.get_replica_context().replica_id.unique_id
-        self._policies = desk_of(settings)
+        self._policies = desk_of(settings, self._launch)
         self._memo = MemoDesk(self._policies)
         self._exchange = GatewayExchange(name, self._client.exchange, self._routing, self._policies)
         self._began_s = time.time()
@@ -204,7 +213,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
             view = route.identity_view(fields)
             readable = route.method in (CHAT, COMPLETIONS)
             flight.ticket = await self._policies.enter(
-                flight.identity, fields, view, priority, headers, flight.report, readable
+                flight.identity, fields, view, priority, headers, flight.report, readable, route.method
             )
             exchange = self._start(route, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
@@ -231,15 +240,19 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
     ) -> Exchange:
         identity = flight.identity
         tag = OwnerTag(identity.workload, identity.agent, identity.session)
-        salt = cache_salt(self._settings.secret, self._settings.config.gateway.cache_owner(identity.tenant))
         allowed_priority = priority if self._settings.has_priorities else 0
         raw = RawRequestInfo(headers=forwarded_headers(headers))
-        handle = self._get_configured_serve_handle(self._settings.config.model.id)
 
         def send(own_fields: dict[str, Any]) -> Any:
-            engine = {**own_fields, **engine_fields(tag, salt, allowed_priority)}
-            engine["model"] = self._settings.config.model.id
-            return flight.ticket.watch(getattr(handle, route.method).remote(route.request(engine), raw))
+            engine = self._engine_fields(identity.tenant, tag, allowed_priority)
+
+            def to_replica(elsewhere: bool) -> Any:
+                own = engine
+                if elsewhere:
+                    own = self._engine_fields(identity.tenant, tag, allowed_priority, engine["request_id"])
+                return getattr(self._handle, route.method).remote(route.request({**own_fields, **own}), raw)
+
+            return flight.ticket.call(to_replica)
 
         flight.exchange = Exchange(
             send=send,
@@ -249,6 +262,22 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
             on_retry=self._metrics.count_retry,
         )
         return flight.exchange
+
+    def _engine_fields(self, tenant: str, tag: OwnerTag, priority: int, avoid: str | None = None) -> dict[str, Any]:
+        salt = cache_salt(self._settings.secret, self._settings.config.gateway.cache_owner(tenant))
+        return {**engine_fields(tag, salt, priority, avoid), "model": self._settings.config.model.id}
+
+    @property
+    def _handle(self) -> Any:
+        return self._get_configured_serve_handle(self._settings.config.model.id)
+
+    def _launch(self, guess: GuessSuggestion) -> Any:
+        """The call of a request that nobody has asked for yet."""
+        tag = OwnerTag(guess.workload, guess.agent, guess.session)
+        priority = AHEAD_PRIORITY if self._settings.has_priorities else 0
+        fields = {**guess.fields, **self._engine_fields(guess.tenant, tag, priority)}
+        request = ROUTES[guess.method].request(fields)
+        return getattr(self._handle, guess.method).remote(request, RawRequestInfo(headers={}))
 
     def _accept(self, flight: Flight, accepted: RequestAccepted | None) -> None:
         """The engine took the request: it is now part of its session."""
@@ -353,9 +382,8 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
     async def _utility(self, method: str, engine_request: Any, tenant: str) -> Response:
         """One item in, one out; takes a place among the requests in flight."""
         slot = self._admission.admit(tenant)
-        handle = self._get_configured_serve_handle(self._settings.config.model.id)
         exchange = Exchange(
-            send=lambda _: getattr(handle, method).remote(engine_request, RawRequestInfo(headers={})),
+            send=lambda _: getattr(self._handle, method).remote(engine_request, RawRequestInfo(headers={})),
             fields={},
             limits=self._context,
             timeout_s=self._settings.config.gateway.request_timeout_s,
@@ -367,20 +395,6 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         finally:
             exchange.close()
             slot.free()
-
-
-class EventStream(StreamingResponse):
-    """A stream that gives back what it holds also when the client leaves before it begins."""
-
-    def __init__(self, events: AsyncIterator[str], headers: dict[str, str], on_end: Any) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"})
-        self._on_end = on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
 
 
 def _completion_tokens(content: Any) -> int:

@@ -83,6 +83,8 @@ class RequestView:
     ttft_slo_s: float | None
     fields: Mapping[str, Any]
     model: str = ""
+    method: str = ""
+    """The engine's: chat, completions or responses ("": not told)."""
     is_readable: bool = True
     """Whether `fields` are those of chat completions or completions, and the answer passes the output filters. Other
     routes have forms of their own, which no policy reads yet."""
@@ -122,7 +124,9 @@ class RequestServed:
     """A request that was sent is over, whatever became of it.
 
     Prompt and cached tokens are the engine's, 0 if it never took the request. `ttft_s` counts from the arrival
-    and is None if no stream began; `waited_s` was in the gateway's queue, `held_s` in an engine.
+    and is None if no stream began; `waited_s` was in the gateway's queue, `held_s` in an engine. `was_ahead`: it
+    had been started as a guess. `answer` is the text of the first choice as the client got it, None unless a
+    policy reads answers, the answer came to its end, and it is no longer than MAX_ANSWER_CHARS.
     """
 
     request: RequestView
@@ -132,9 +136,26 @@ class RequestServed:
     ttft_s: float | None
     waited_s: float
     held_s: float
+    was_ahead: bool = False
+    answer: str | None = None
 
 
-Observation = Message | RequestSent | RequestRefused | RequestServed
+MAX_ANSWER_CHARS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class GuessEnded:
+    """A request that was to be started ahead became the client's, was thrown away after `wasted_tokens`, or (0 and
+    not joined) wasn't started at all."""
+
+    tenant: str
+    workload: str
+    session: str
+    is_joined: bool
+    wasted_tokens: int
+
+
+Observation = Message | RequestSent | RequestRefused | RequestServed | GuessEnded
 
 
 # --- what a policy may do ---------------------------------------------------------------------------
@@ -162,7 +183,23 @@ class InvalidateSuggestion:
     tool: str
 
 
-Suggestion = PrefetchSuggestion | InvalidateSuggestion
+@dataclass(frozen=True, slots=True)
+class GuessSuggestion:
+    """Start what `agent` will ask next in that session. It is given to the client if the session's next request
+    is exactly this one and comes within `wait_s`, and else thrown away. `tokens`: what it will probably cost."""
+
+    policy: str
+    tenant: str
+    workload: str
+    session: str
+    agent: str
+    method: str
+    fields: Mapping[str, Any]
+    tokens: int
+    wait_s: float
+
+
+Suggestion = PrefetchSuggestion | InvalidateSuggestion | GuessSuggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +280,8 @@ class Policy(ABC):
     in_place: ClassVar[bool] = False
     reads_ttft_slo: ClassVar[bool] = False
     """Whether it makes use of `RequestView.ttft_slo_s`: the gateway reads that header only for such a policy."""
+    reads_answers: ClassVar[bool] = False
+    """Whether it makes use of `RequestServed.answer`, which is collected only for such a policy."""
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         """Raises ConfigurationError for settings that aren't allowed."""

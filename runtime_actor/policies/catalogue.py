@@ -14,13 +14,22 @@ from runtime_actor.policies.fairness import FairnessPolicy
 from runtime_actor.policies.kv_cache import KvCachePolicy
 from runtime_actor.policies.memo import MemoPolicy
 from runtime_actor.policies.safety import SafetyPolicy
+from runtime_actor.policies.speculation import SpeculationPolicy
 from runtime_actor.settings import AnyPolicySettings, PluggedSettings
 
 logger = logging.getLogger(__name__)
 
 OWN: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (KvCachePolicy, MemoPolicy, FairnessPolicy, DeadlinePolicy, BatchShapingPolicy, SafetyPolicy)
+    for policy in (
+        KvCachePolicy,
+        MemoPolicy,
+        FairnessPolicy,
+        DeadlinePolicy,
+        BatchShapingPolicy,
+        SafetyPolicy,
+        SpeculationPolicy,
+    )
 }
 
 

@@ -140,8 +140,9 @@ class DeadlinePolicy(Policy):
         if event.ttft_s is None:
             return
         computed = max(1, event.prompt_tokens - event.cached_tokens)
-        in_engine_s = max(0.0, event.ttft_s - event.waited_s)
-        self._seconds_per_token.add(in_engine_s / computed)
+        if not event.was_ahead:
+            in_engine_s = max(0.0, event.ttft_s - event.waited_s)
+            self._seconds_per_token.add(in_engine_s / computed)
         if request.ttft_slo_s is not None:
             self._counts["met" if event.ttft_s <= request.ttft_slo_s else "missed"] += 1
 

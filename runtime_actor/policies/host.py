@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from runtime_actor.policies.base import (
     CacheOwner,
+    GuessSuggestion,
     InvalidateSuggestion,
     Observation,
     OutputFilter,
@@ -31,7 +33,10 @@ from runtime_actor.settings import PolicySettings
 from runtime_actor.tables import ReachTables
 
 T = TypeVar("T")
+S = TypeVar("S", PrefetchSuggestion, InvalidateSuggestion, GuessSuggestion)
 
+MAX_OPEN = 4096
+"""Suggestions of one kind that nobody has asked for; beyond it the oldest is dropped."""
 CALL_LIMIT_S = 2.0
 """What a call into a policy may take, unless its host allows less."""
 LAST = (math.inf,)
@@ -43,6 +48,7 @@ class PolicyHost:
     def __init__(self, policies: Sequence[Policy], failure_limit: int, limit_s: float = CALL_LIMIT_S) -> None:
         self._hosted = [Hosted(policy) for policy in policies]
         self._guard = Guard(failure_limit, limit_s)
+        self._open: dict[type[Suggestion], deque[Suggestion]] = {}
 
     @property
     def policies(self) -> Sequence[Hosted]:
@@ -111,20 +117,27 @@ class PolicyHost:
     def act(self) -> list[PrefetchSuggestion]:
         """Prefetches, highest value first."""
         found: dict[tuple[str, str, str], PrefetchSuggestion] = {}
-        for hosted in self._hosted:
-            for suggestion in self._suggested(hosted):
-                if not isinstance(suggestion, PrefetchSuggestion):
-                    continue
-                hosted.decisions[suggestion.workload] += 1
-                named = dataclasses.replace(suggestion, policy=hosted.name)
-                found.setdefault((suggestion.replica, suggestion.workload, suggestion.agent), named)
+        for suggestion in self.suggestions(PrefetchSuggestion):
+            found.setdefault((suggestion.replica, suggestion.workload, suggestion.agent), suggestion)
         return sorted(found.values(), key=lambda s: -s.value)
 
     def invalidations(self) -> list[InvalidateSuggestion]:
-        return [s for hosted in self._hosted for s in self._suggested(hosted) if isinstance(s, InvalidateSuggestion)]
+        return self.suggestions(InvalidateSuggestion)
 
-    def _suggested(self, hosted: Hosted) -> Sequence[Suggestion]:
-        return self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or ()
+    def guesses(self) -> list[GuessSuggestion]:
+        return self.suggestions(GuessSuggestion)
+
+    def suggestions(self, kind: type[S]) -> list[S]:
+        """Those of that kind since the last call; what else came up is kept for who asks for it."""
+        for hosted in self._hosted:
+            if type(hosted.policy).act is Policy.act:
+                continue
+            for suggestion in self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or ():
+                if not isinstance(suggestion, InvalidateSuggestion):
+                    hosted.decisions[suggestion.workload] += 1
+                named = dataclasses.replace(suggestion, policy=hosted.name)
+                self._open.setdefault(type(named), deque(maxlen=MAX_OPEN)).append(named)
+        return [s for s in self._open.pop(kind, ()) if isinstance(s, kind)]
 
     def admit(self, request: RequestView) -> tuple[RequestView, Refusal | None]:
         """The request as it is to go on, and why it must not."""
@@ -278,7 +291,7 @@ def _keys(keys: Sequence[tuple[float, ...] | None], count: int) -> Sequence[tupl
 def _suggestions(suggestions: Sequence[Suggestion]) -> Sequence[Suggestion]:
     for suggestion in suggestions:
         is_prefetch = isinstance(suggestion, PrefetchSuggestion) and math.isfinite(suggestion.value)
-        if not is_prefetch and not isinstance(suggestion, InvalidateSuggestion):
+        if not is_prefetch and not isinstance(suggestion, (InvalidateSuggestion, GuessSuggestion)):
             raise TypeError(f"act: {type(suggestion).__name__} is no suggestion with a finite value")
     return suggestions
 
