@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag
 from serve_app import ranking, routing_state
 from serve_app.identity import PREAMBLE_TOKENS, preamble_of
 from serve_app.recognition.canonical import LEADING_ROLES
@@ -59,7 +59,7 @@ class AgentRequestRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         try:
-            order = self._order(by_name, pending_request)
+            order = _avoiding(self._order(by_name, pending_request), pending_request)
         except Exception:
             self._failures += 1
             if self._failures in (1, 10, 100) or self._failures % 1000 == 0:
@@ -73,6 +73,7 @@ class AgentRequestRouter(RequestRouter):
         now_s = time.monotonic()
         self._in_flight.setdefault(name, {})[pending_request.metadata.internal_request_id] = now_s
         self._chosen_s[name] = now_s
+        routing_state.STATE.note_sent(_request_id(pending_request), name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Fires for rejected requests too: a set of ids can't go below what was routed."""
@@ -133,6 +134,21 @@ def _owner(pending_request: PendingRequest | None) -> OwnerTag | None:
     arguments = pending_request.args if pending_request is not None else ()
     xargs = getattr(arguments[0], "vllm_xargs", None) if arguments else None
     return OwnerTag.decode(xargs[OWNER_XARG]) if isinstance(xargs, dict) and OWNER_XARG in xargs else None
+
+
+def _avoiding(order: list[str], pending_request: PendingRequest | None) -> list[str]:
+    """The same with the replica last that already has this request and doesn't answer."""
+    arguments = pending_request.args if pending_request is not None else ()
+    xargs = getattr(arguments[0], "vllm_xargs", None) if arguments else None
+    first = xargs.get(AVOID_XARG) if isinstance(xargs, dict) else None
+    slow = routing_state.STATE.sent_to(first) if isinstance(first, str) else None
+    return sorted(order, key=lambda name: name == slow) if slow is not None else order
+
+
+def _request_id(pending_request: PendingRequest) -> str:
+    """The engine's, as the gateway made it; "" for other calls."""
+    found = getattr(pending_request.args[0], "request_id", "") if pending_request.args else ""
+    return found if isinstance(found, str) else ""
 
 
 def _preamble_tokens(pending_request: PendingRequest | None) -> int:

@@ -48,6 +48,7 @@ DELAYS = 256
 """First items of answers by whose delay a slow replica is told."""
 MIN_DELAYS = 64
 MIN_HEDGE_S = 0.1
+HEDGED_METHODS = ("chat", "completions")
 SIDE_EFFECTS = ("tools", "functions")
 
 
@@ -213,6 +214,9 @@ class SpeculationPolicy(Policy):
             place.template = self._template(request, session, before)
             place.agent, place.method, place.tokens = request.agent, request.method, 0
         place.misses += 1
+        if not any(place.outcomes):
+            # Not understood yet: what was tried before the first right one says nothing of the one that is.
+            place.outcomes.clear()
 
     def _template(self, request: RequestView, session: Session, before: Mapping[str, Any] | None) -> Template | None:
         if not self.options.allow_tools and any(request.fields.get(name) for name in SIDE_EFFECTS):
@@ -245,10 +249,9 @@ class SpeculationPolicy(Policy):
             # Nothing that could be built on, or several at once: their order may be another one next time.
             session.answers = MAX_STEPS + 1
             return
+        # Both always, since a template learnt where they differ needs both; frameworks strip or don't.
         self._add(session, ("answer", session.answers), event.answer)
-        stripped = event.answer.strip()
-        if stripped != event.answer:
-            self._add(session, ("stripped", session.answers), stripped)
+        self._add(session, ("stripped", session.answers), event.answer.strip())
         session.answers += 1
         if session.answers <= MAX_STEPS:
             self._guess(request, session)
@@ -297,7 +300,8 @@ class SpeculationPolicy(Policy):
 
     def hedge_after_s(self, request: RequestView) -> float | None:
         """When a request that has no answer by then may be sent again; None: not at all."""
-        if self.options.hedge_share <= 0.0 or any(request.fields.get(name) for name in SIDE_EFFECTS):
+        has_tools = any(request.fields.get(name) for name in SIDE_EFFECTS)
+        if self.options.hedge_share <= 0.0 or has_tools or request.method not in HEDGED_METHODS:
             return None
         return self._hedge_after_s
 
