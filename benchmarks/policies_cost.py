@@ -20,6 +20,7 @@ from typing import Any
 from runtime_actor.policies import catalogue
 from runtime_actor.policies.base import (
     GATEWAY,
+    Ordered,
     Policy,
     QueuedPrefill,
     RequestSent,
@@ -56,7 +57,7 @@ class Foreign(Policy):
     name = "foreign"
     seat = GATEWAY
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> list[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> list[tuple[float, ...] | None]:
         return [None] * len(items)
 
 

@@ -167,7 +167,7 @@ def _deployment_options(config: AppConfig) -> dict[str, Any]:
         "ray_actor_options": {"num_cpus": 0, "num_gpus": 0},
         "request_router_config": RequestRouterConfig(
             request_router_class=AgentRequestRouter,
-            request_router_kwargs=routing.model_dump(exclude={"max_sessions"}),
+            request_router_kwargs={"max_snapshot_age_s": routing.max_snapshot_age_s},
         ),
     }
     if deployment.memory_bytes_per_replica:

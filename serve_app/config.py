@@ -19,6 +19,7 @@ from replicas.settings import ReplicaSettings
 from replicas.simulation.engine import CostModel
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.policies import catalogue
+from runtime_actor.policies.routing import RoutingPolicy
 from runtime_actor.settings import PolicySettings, RuntimeSettings, from_dict
 from serve_app.configuration.engine import check_engine
 from serve_app.configuration.errors import explain
@@ -28,6 +29,9 @@ USUAL_STEP_TOKENS = 2048
 USUAL_NUM_SEQS = 16
 """Requests that an engine runs at once where `max_num_seqs` isn't configured: few enough for a queue to form
 here, where it can be ordered, before one forms in the engine."""
+
+
+ROUTING_OPTIONS = {"enabled", "cached_weight", "reach_weight", "load_weight", "hot_requests"}
 
 
 class Section(BaseModel):
@@ -77,7 +81,8 @@ class DeploymentConfig(Section):
 
 
 class RoutingConfig(Section):
-    """Weights of the ranking; `max_snapshot_age_s` is how long a view of the cluster may be used."""
+    """`max_snapshot_age_s` is how long a view of the cluster may be used. The others are those of the policy `routing`
+    where the list of policies doesn't name it."""
 
     enabled: bool = True
     cached_weight: float = Field(default=1.0, ge=0, le=100)
@@ -181,7 +186,21 @@ class AppConfig(Section):
     def runtime_settings(self) -> RuntimeSettings:
         """Raises ConfigurationError."""
         values = {"checkpoint_dir": str(self.state_dir / "checkpoints"), **self.runtime}
-        return RuntimeSettings.from_dict({**values, "policies": self.policies})
+        return RuntimeSettings.from_dict({**values, "policies": [*self.policies, *self._implied_policies()]})
+
+    def _implied_policies(self) -> list[dict[str, Any]]:
+        """Routing is on unless something is said of it. Raises ConfigurationError where it is said in two places."""
+        told = self.routing.model_fields_set & ROUTING_OPTIONS
+        if not any(policy.get("name") == RoutingPolicy.name for policy in self.policies):
+            options = self.routing.model_dump(include=ROUTING_OPTIONS - {"enabled"})
+            return [{"name": RoutingPolicy.name, "enabled": self.routing.enabled, "options": options}]
+        if told:
+            name = min(told)
+            raise ConfigurationError(
+                f"routing.{name}: {getattr(self.routing, name)!r} is not allowed; allowed: in the policy `routing`, "
+                "since the list of policies names it"
+            )
+        return []
 
     def engine_policy(self) -> dict[str, Any]:
         """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""

@@ -107,7 +107,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         self._routing.max_sessions = config.routing.max_sessions
         self._client = RuntimeClient(settings.runtime, settings.version)
         name = serve.get_replica_context().replica_id.unique_id
-        self._policies = desk_of(settings, self._launch)
+        self._policies = desk_of(settings, self._launch, self._routing.policies)
         self._memo = MemoDesk(self._policies)
         self._exchange = GatewayExchange(name, self._client.exchange, self._routing, self._policies)
         self._began_s = time.time()

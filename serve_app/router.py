@@ -30,20 +30,10 @@ OTHERS_COUNT_S = 2.0
 
 
 class AgentRequestRouter(RequestRouter):
-    """Ranks replicas by expected cached tokens, reach of the next agents, and load."""
+    """Power of two choices, unless a policy of the router's seat orders the replicas."""
 
-    def initialize_state(
-        self,
-        cached_weight: float = 1.0,
-        reach_weight: float = 0.5,
-        load_weight: float = 1.0,
-        hot_requests: int = 4,
-        max_snapshot_age_s: float = 5.0,
-        enabled: bool = True,
-    ) -> None:
-        self._weights = ranking.RankingWeights(cached_weight, reach_weight, load_weight, hot_requests)
+    def initialize_state(self, max_snapshot_age_s: float = 5.0) -> None:
         self._max_snapshot_age_s = max_snapshot_age_s
-        self._enabled = enabled
         self._random = random.Random()
         self._in_flight: dict[str, dict[str, float]] = {}
         self._chosen_s: dict[str, float] = {}
@@ -97,8 +87,9 @@ class AgentRequestRouter(RequestRouter):
         loads = {name: self._load(name) for name in by_name}
         state = routing_state.STATE
         tag = _owner(pending_request)
-        if tag is None or not self._enabled:
-            return ranking.by_load(loads, self._random)
+        order = ranking.by_load(loads, self._random)
+        if tag is None or not state.policies.is_active:
+            return order
         request = ranking.RankingInput(
             workload=tag.workload,
             agent=tag.agent,
@@ -109,11 +100,9 @@ class AgentRequestRouter(RequestRouter):
             preamble_tokens=_preamble_tokens(pending_request),
             agent_places=state.agent_places(tag.workload, tag.agent),
         )
-        if state.view_age_s > self._max_snapshot_age_s:
-            state.count_routing(fallback=True)
-            return ranking.with_affinity(ranking.by_load(loads, self._random), request, self._weights)
-        state.count_routing(fallback=False)
-        return ranking.rank(request, state.view, self._weights)
+        is_fresh = state.view_age_s <= self._max_snapshot_age_s
+        state.count_routing(fallback=not is_fresh)
+        return state.policies.ordered(ranking.offers(request, state.view if is_fresh else None, order))
 
     def _load(self, name: str) -> int:
         """Requests in flight there: what this process sent, and for a moment what the replica had from others.

@@ -14,6 +14,7 @@ from typing import Any
 from runtime_actor.errors import MessageError
 from runtime_actor.fair_map import FairMap
 from runtime_actor.tables import ReachTables
+from serve_app.policies.router_seat import RouterSeat
 
 MAX_SESSIONS = 16_384
 """Sessions whose last replica is remembered, shared fairly by tenants (`FairMap`); the longest silent is forgotten
@@ -105,6 +106,7 @@ class RoutingState:
         self._tables: dict[str, ReachTables] = {}
         self._sessions: FairMap[str, SessionPlace] = FairMap(max_sessions)
         self._agents: FairMap[str, OrderedDict[str, tuple[int, float]]] = FairMap(MAX_AGENTS)
+        self.policies = RouterSeat()
         self._sent: OrderedDict[str, str] = OrderedDict()
         self.ranked = 0
         self.fallbacks = 0

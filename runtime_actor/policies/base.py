@@ -6,7 +6,7 @@ priorities, forecasts, orders and verdicts, and the host (`host.py`) combines wh
 | primitive | hook | called by |
 |---|---|---|
 | observe | `observe` | whoever hosts the policy, for every event |
-| score | `score`, `score_tables`, `order` | the actor (what a cache keeps); a queue (who goes next) |
+| score | `score`, `score_tables`, `order` | the actor (what a cache keeps); a queue (who goes next); the router |
 | predict | `predict` | the actor |
 | act | `act`, `admit`, `output` | the actor (prefetches); the gateway (a request, an answer) |
 
@@ -46,8 +46,10 @@ T = TypeVar("T")
 ACTOR = "actor"
 GATEWAY = "gateway"
 ENGINE = "engine"
-SEATS = (ACTOR, GATEWAY, ENGINE)
-"""Where a policy can run: the runtime actor, each gateway process, each engine process."""
+ROUTER = "router"
+SEATS = (ACTOR, GATEWAY, ENGINE, ROUTER)
+"""Where a policy can run: the runtime actor, each gateway process, each engine process, each router, which is a
+thread of a gateway's process."""
 
 
 # --- what is scored and ordered ---------------------------------------------------------------------
@@ -99,6 +101,27 @@ class QueuedPrefill:
     group: str
     is_resident: bool
     follows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOffer:
+    """A replica for one request. `cached_tokens` are expected there of its prompt, `reach_tokens` of its session's
+    next agents, weighted by their probability; `cost_tokens` is what a request in flight costs. `is_last`: the
+    session was there last; `is_home`: this agent of this session was, or where it never was, the session. `chosen_s`
+    is when it was last chosen, on any clock. `is_known`: the view of the cluster is fresh; else tokens are 0."""
+
+    replica: str
+    load: int
+    cached_tokens: float
+    reach_tokens: float
+    cost_tokens: float
+    is_last: bool
+    is_home: bool
+    chosen_s: float
+    is_known: bool
+
+
+Ordered = RequestView | QueuedPrefill | ReplicaOffer
 
 
 # --- what is observed beside the messages -----------------------------------------------------------
@@ -311,7 +334,7 @@ class Policy(ABC):
         """Scores in bulk: workload -> tables that changed since the last call."""
         return {}
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> Sequence[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         """A key for each item, smallest first, all of one length; None: no opinion on that item."""
         return [None] * len(items)
 

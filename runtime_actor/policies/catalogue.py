@@ -13,6 +13,7 @@ from runtime_actor.policies.deadline import DeadlinePolicy
 from runtime_actor.policies.fairness import FairnessPolicy
 from runtime_actor.policies.kv_cache import KvCachePolicy
 from runtime_actor.policies.memo import MemoPolicy
+from runtime_actor.policies.routing import RoutingPolicy
 from runtime_actor.policies.safety import SafetyPolicy
 from runtime_actor.policies.speculation import SpeculationPolicy
 from runtime_actor.settings import AnyPolicySettings, PluggedSettings
@@ -29,6 +30,7 @@ OWN: dict[str, type[Policy]] = {
         BatchShapingPolicy,
         SafetyPolicy,
         SpeculationPolicy,
+        RoutingPolicy,
     )
 }
 
@@ -76,6 +78,14 @@ def make_seated(settings: Iterable[AnyPolicySettings], seat: str, substrate: Clo
         except ConfigurationError as error:
             logger.error("policy %s left out: %s", entry.name, error)
     return made
+
+
+def seat_of(settings: AnyPolicySettings) -> str | None:
+    """None for one that can't be made."""
+    try:
+        return class_of(settings).seat
+    except ConfigurationError:
+        return None
 
 
 def make(settings: AnyPolicySettings, substrate: Clock) -> Policy:

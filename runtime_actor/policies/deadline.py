@@ -18,8 +18,8 @@ from runtime_actor.policies.base import (
     GATEWAY,
     Clock,
     Observation,
+    Ordered,
     Policy,
-    QueuedPrefill,
     Refusal,
     RequestRefused,
     RequestSent,
@@ -107,7 +107,7 @@ class DeadlinePolicy(Policy):
             self._waiting[request.request_id] = self.due_s(request)
         return None
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> Sequence[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         return [(self.due_s(item),) if isinstance(item, RequestView) else None for item in items]
 
     def observe(self, event: Observation) -> None:

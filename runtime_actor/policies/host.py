@@ -19,10 +19,10 @@ from runtime_actor.policies.base import (
     GuessSuggestion,
     InvalidateSuggestion,
     Observation,
+    Ordered,
     OutputFilter,
     Policy,
     PrefetchSuggestion,
-    QueuedPrefill,
     Refusal,
     RequestView,
     Rewrite,
@@ -90,7 +90,7 @@ class PolicyHost:
             merged = {**tables, **merged}
         return merged
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> list[tuple[float, ...]]:
+    def order(self, items: Sequence[Ordered]) -> list[tuple[float, ...]]:
         """A key for each item, smallest first; all equal where no policy has an opinion."""
         keys: list[tuple[float, ...]] = [()] * len(items)
         for hosted in self._hosted:

@@ -31,6 +31,7 @@ from serve_app.http.errors import ApiError
 from serve_app.identity import Identity
 from serve_app.policies.ahead import Ahead, Launch
 from serve_app.policies.estimates import output_tokens, prompt_tokens
+from serve_app.policies.router_seat import RouterSeat
 from serve_app.policies.ticket import NO_TICKET, PolicyTicket, Ticket
 from serve_app.policies.turnstile import Turnstile
 from serve_app.settings import GatewaySettings
@@ -64,7 +65,9 @@ class PolicyDesk:
         model: str = "",
         config_version: int = 0,
         clock: Clock | None = None,
+        router: RouterSeat | None = None,
     ) -> None:
+        self.router = router if router is not None else RouterSeat()
         self._failure_limit = failure_limit
         self._config_version = config_version
         self._followed: list[dict[str, Any]] = []
@@ -102,6 +105,7 @@ class PolicyDesk:
         if settings == self._settings:
             return
         self._settings = settings
+        self.router.configure(settings, self._failure_limit)
         kept = {hosted.name: hosted for hosted in self.host.policies}
         made = catalogue.make_seated(settings, GATEWAY, self._clock)
         policies = [
@@ -230,7 +234,8 @@ class PolicyDesk:
 
     def as_state(self, tenant: str | None) -> list[dict[str, Any]]:
         """Rows as of the actor's `policies`; a tenant's workload has its own name."""
-        return self.host.as_state(None if tenant is None else {tenant})
+        workloads = None if tenant is None else {tenant}
+        return [*self.host.as_state(workloads), *self.router.as_state(workloads)]
 
     def queue_state(self) -> dict[str, int]:
         gate = self.turnstile
@@ -251,11 +256,12 @@ def no_launch(guess: GuessSuggestion) -> Call:
     raise RuntimeError(f"no way to an engine for {guess.agent}")
 
 
-def desk_of(settings: GatewaySettings, launch: Launch) -> PolicyDesk:
+def desk_of(settings: GatewaySettings, launch: Launch, router: RouterSeat) -> PolicyDesk:
     runtime = settings.config.runtime_settings()
     config = settings.config
     bounds = (config.running_requests, config.prefill_tokens)
-    desk = PolicyDesk(runtime.policies, runtime.policy_failure_limit, *bounds, config.model.id, settings.version)
+    version = settings.version
+    desk = PolicyDesk(runtime.policies, runtime.policy_failure_limit, *bounds, config.model.id, version, router=router)
     desk.ahead.launch = launch
     return desk
 
