@@ -97,6 +97,8 @@ def build_app(args: dict) -> Application:
 
 def _server_arguments(config: AppConfig, runtime: dict[str, Any], version: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {"replica": config.replica, "runtime": runtime, "config_version": version}
+    if config.model.adapters:
+        arguments["adapters"] = dict(config.model.adapters)
     if config.engine == "simulated":
         arguments |= {"simulated": config.simulated, "values": config.engine_policy()}
     return arguments
@@ -145,6 +147,8 @@ def _engine_arguments(config: AppConfig, usable_tokens: int) -> dict[str, Any]:
         "scheduler_cls": SCHEDULER,
         "additional_config": {ADDITIONAL_CONFIG_KEY: {**config.engine_policy(), **_engine_policies(config)}},
     }
+    if config.model.adapters:
+        arguments["enable_lora"] = True
     if config.cache_tokens is not None:
         arguments["max_model_len"] = usable_tokens
     return arguments

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -40,12 +40,23 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class ModelConfig(Section):
-    """`source`: `embedded`, a directory, or a hub id. `modalities` beyond text need a model that has them."""
+ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/\-]*$")]
 
-    id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/\-]*$")
+
+class ModelConfig(Section):
+    """`source`: `embedded`, a directory, or a hub id. `modalities` beyond text need a model that has them.
+    `adapters`: name -> folder of a LoRA adapter in PEFT's format; requests name one as their model."""
+
+    id: ModelName
     source: str = Field(min_length=1, max_length=1024)
     modalities: list[Literal["text", "image", "audio", "video"]] = ["text"]
+    adapters: dict[ModelName, str] = Field(default={}, max_length=1024)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "ModelConfig":
+        if self.id in self.adapters:
+            raise ValueError(f"adapters: {self.id} is the model's own name; allowed: another one")
+        return self
 
 
 class AutoscalingConfig(Section):

@@ -6,7 +6,6 @@ What is refused on the way leaves nothing behind: no agent, no session, no event
 """
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +21,7 @@ from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, Se
 from runtime_actor.policies.base import GuessSuggestion
 from serve_app import preparation, routing_state
 from serve_app.engine_api import (
-    AnthropicCountTokensRequest,
-    DetokenizeRequest,
     RawRequestInfo,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
 )
 from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission, Slot
@@ -54,13 +49,14 @@ from serve_app.policies.ticket import NO_TICKET, Ticket
 from serve_app.quotas import TenantQuotas
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
-from serve_app.routes.messages import MessagesRoute, chat_body
+from serve_app.routes.messages import MessagesRoute
 from serve_app.routes.responses import ResponsesRoute
 from serve_app.routes.route import Route
 from serve_app.runtime_endpoints import RuntimeEndpoints
 from serve_app.settings import GatewaySettings
 from serve_app.streaming import Opened
 from serve_app.tenants import Caller, Tenants
+from serve_app.utility_endpoints import UtilityEndpoints
 
 HEADER_PREFIX = "x-agent-runtime-"
 
@@ -86,9 +82,10 @@ class Flight:
     announced: bool = False
     answer: AnswerText = field(default_factory=AnswerText)
     ticket: Ticket = NO_TICKET
+    adapter: str = ""
 
 
-class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
+class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
     """One deployment replica per gateway process; of several one serves (`serve_app.leader`)."""
 
     def __init__(self, llm_deployments: dict, model_cards: dict, *, settings: GatewaySettings) -> None:
@@ -126,13 +123,12 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
 
     async def models(self, request: Request) -> Response:
         self._caller(request)
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._models]})
 
     async def model_data(self, model: str, request: Request) -> Response:
         self._caller(request)
-        if model != self._settings.config.model.id:
-            raise model_not_found(model)
-        return JSONResponse(self._card())
+        self._check_model(model)
+        return JSONResponse(self._card(model))
 
     async def chat(self, request: Request) -> Response:
         return await self._generate(ROUTES[CHAT], request)
@@ -145,28 +141,6 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
 
     async def messages(self, request: Request) -> Response:
         return await self._generate(ROUTES[MESSAGES], request)
-
-    async def count_tokens(self, request: Request) -> Response:
-        """Of a Messages request, which /tokenize counts as the chat completion it is served as."""
-        fields = chat_body(AnthropicCountTokensRequest, await self._utility_body(request))
-        fields["messages"] = preparation.checked_messages(fields["messages"], self._limits.modalities)
-        counted = await self._utility(
-            "tokenize", preparation.parsed(TokenizeChatRequest, fields), self._caller(request).tenant
-        )
-        return JSONResponse({"input_tokens": json.loads(bytes(counted.body))["count"]})
-
-    async def tokenize(self, request: Request) -> Response:
-        body = await self._utility_body(request)
-        kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
-        if "messages" in body:
-            body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)["messages"]
-        return await self._utility("tokenize", preparation.parsed(kind, body), self._caller(request).tenant)
-
-    async def detokenize(self, request: Request) -> Response:
-        body = await self._utility_body(request)
-        return await self._utility(
-            "detokenize", preparation.parsed(DetokenizeRequest, body), self._caller(request).tenant
-        )
 
     async def healthz(self) -> Response:
         return JSONResponse({"status": "ok"})
@@ -211,9 +185,10 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         handed_over = False
         try:
             view = route.identity_view(fields)
-            readable = route.method in (CHAT, COMPLETIONS)
+            if fields.get("model") in self._settings.config.model.adapters:
+                flight.adapter = fields["model"]
             flight.ticket = await self._policies.enter(
-                flight.identity, fields, view, priority, headers, flight.report, readable, route.method
+                flight.identity, fields, view, priority, headers, flight.report, route.method
             )
             exchange = self._start(route, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
@@ -250,7 +225,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
                 own = engine
                 if elsewhere:
                     own = self._engine_fields(identity.tenant, tag, allowed_priority, engine["request_id"])
-                return getattr(self._handle, route.method).remote(route.request({**own_fields, **own}), raw)
+                return self._call(route, {**own_fields, **own}, raw)
 
             return flight.ticket.call(to_replica)
 
@@ -265,7 +240,12 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
 
     def _engine_fields(self, tenant: str, tag: OwnerTag, priority: int, avoid: str | None = None) -> dict[str, Any]:
         salt = cache_salt(self._settings.secret, self._settings.config.gateway.cache_owner(tenant))
-        return {**engine_fields(tag, salt, priority, avoid), "model": self._settings.config.model.id}
+        return engine_fields(tag, salt, priority, avoid)
+
+    def _call(self, route: Route, fields: dict[str, Any], raw: RawRequestInfo) -> Any:
+        """Raises ApiError. Without a model it is for the model itself, not for an adapter."""
+        request = route.request({**fields, "model": fields.get("model") or self._settings.config.model.id})
+        return getattr(self._handle, route.method).remote(request, raw)
 
     @property
     def _handle(self) -> Any:
@@ -276,8 +256,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         tag = OwnerTag(guess.workload, guess.agent, guess.session)
         priority = AHEAD_PRIORITY if self._settings.has_priorities else 0
         fields = {**guess.fields, **self._engine_fields(guess.tenant, tag, priority)}
-        request = ROUTES[guess.method].request(fields)
-        return getattr(self._handle, guess.method).remote(request, RawRequestInfo(headers={}))
+        return self._call(ROUTES[guess.method], fields, RawRequestInfo(headers={}))
 
     def _accept(self, flight: Flight, accepted: RequestAccepted | None) -> None:
         """The engine took the request: it is now part of its session."""
@@ -301,6 +280,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
                 label=identity.label,
                 replica=accepted.replica if accepted is not None else "",
                 starts_session=identity.starts_session,
+                adapter=flight.adapter,
             )
         )
 
@@ -356,45 +336,27 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         return self._tenants.caller(folded, request.client.host if request.client else None)
 
     def _check_model(self, model: Any) -> None:
-        """Without one the request is for the model that is served: there is only one."""
+        """Without one the request is for the model itself."""
         if model is None:
             return
         if not isinstance(model, str):
             raise bad_request("`model` must be a string.", "model", "invalid_value")
-        if model != self._settings.config.model.id:
+        if model not in self._models:
             raise model_not_found(model)
 
-    def _card(self) -> dict[str, Any]:
+    @property
+    def _models(self) -> list[str]:
+        """The model and its adapters, by the names that requests use."""
+        return [self._settings.config.model.id, *self._settings.config.model.adapters]
+
+    def _card(self, name: str) -> dict[str, Any]:
         return {
-            "id": self._settings.config.model.id,
+            "id": name,
             "object": "model",
             "created": int(self._began_s),
             "owned_by": "agent-runtime",
             "max_model_len": self._context.usable_tokens,
         }
-
-    async def _utility_body(self, request: Request) -> dict[str, Any]:
-        self._quotas.count_request(self._caller(request).tenant)
-        body = await read_object(request, self._settings.config.gateway)
-        self._check_model(body.get("model"))
-        return {name: value for name, value in body.items() if value is not None}
-
-    async def _utility(self, method: str, engine_request: Any, tenant: str) -> Response:
-        """One item in, one out; takes a place among the requests in flight."""
-        slot = self._admission.admit(tenant)
-        exchange = Exchange(
-            send=lambda _: getattr(self._handle, method).remote(engine_request, RawRequestInfo(headers={})),
-            fields={},
-            limits=self._context,
-            timeout_s=self._settings.config.gateway.request_timeout_s,
-            on_retry=self._metrics.count_retry,
-        )
-        try:
-            opened = await exchange.open()
-            return JSONResponse(opened.first.model_dump())
-        finally:
-            exchange.close()
-            slot.free()
 
 
 def _completion_tokens(content: Any) -> int:

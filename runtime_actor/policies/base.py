@@ -86,10 +86,7 @@ class RequestView:
     fields: Mapping[str, Any]
     model: str = ""
     method: str = ""
-    """The engine's: chat, completions or responses ("": not told)."""
-    is_readable: bool = True
-    """Whether `fields` are those of chat completions or completions, and the answer passes the output filters. Other
-    routes have forms of their own, which no policy reads yet."""
+    """The engine's: chat (Messages too), completions or responses, whose form `fields` have ("": not told)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,16 @@ class GuessSuggestion:
     wait_s: float
 
 
-Suggestion = PrefetchSuggestion | InvalidateSuggestion | GuessSuggestion
+@dataclass(frozen=True, slots=True)
+class AdapterSuggestion:
+    """What each adapter is worth on `replica` now: the probability that it is needed there soon."""
+
+    policy: str
+    replica: str
+    values: Mapping[str, float]
+
+
+Suggestion = PrefetchSuggestion | InvalidateSuggestion | GuessSuggestion | AdapterSuggestion
 
 
 @dataclass(frozen=True, slots=True)

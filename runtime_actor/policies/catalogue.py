@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from runtime_actor.errors import ConfigurationError
+from runtime_actor.policies.adapters import AdaptersPolicy
 from runtime_actor.policies.base import SEATS, Clock, Policy
 from runtime_actor.policies.batch_shaping import BatchShapingPolicy
 from runtime_actor.policies.deadline import DeadlinePolicy
@@ -31,6 +32,7 @@ OWN: dict[str, type[Policy]] = {
         SafetyPolicy,
         SpeculationPolicy,
         RoutingPolicy,
+        AdaptersPolicy,
     )
 }
 

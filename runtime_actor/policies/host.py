@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from runtime_actor.policies.base import (
+    AdapterSuggestion,
     CacheOwner,
     GuessSuggestion,
     InvalidateSuggestion,
@@ -33,7 +34,7 @@ from runtime_actor.settings import PolicySettings
 from runtime_actor.tables import ReachTables
 
 T = TypeVar("T")
-S = TypeVar("S", PrefetchSuggestion, InvalidateSuggestion, GuessSuggestion)
+S = TypeVar("S", PrefetchSuggestion, InvalidateSuggestion, GuessSuggestion, AdapterSuggestion)
 
 MAX_OPEN = 4096
 """Suggestions of one kind that nobody has asked for; beyond it the oldest is dropped."""
@@ -133,7 +134,7 @@ class PolicyHost:
             if type(hosted.policy).act is Policy.act:
                 continue
             for suggestion in self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or ():
-                if not isinstance(suggestion, InvalidateSuggestion):
+                if isinstance(suggestion, (PrefetchSuggestion, GuessSuggestion)):
                     hosted.decisions[suggestion.workload] += 1
                 named = dataclasses.replace(suggestion, policy=hosted.name)
                 self._open.setdefault(type(named), deque(maxlen=MAX_OPEN)).append(named)
@@ -291,7 +292,7 @@ def _keys(keys: Sequence[tuple[float, ...] | None], count: int) -> Sequence[tupl
 def _suggestions(suggestions: Sequence[Suggestion]) -> Sequence[Suggestion]:
     for suggestion in suggestions:
         is_prefetch = isinstance(suggestion, PrefetchSuggestion) and math.isfinite(suggestion.value)
-        if not is_prefetch and not isinstance(suggestion, (InvalidateSuggestion, GuessSuggestion)):
+        if not is_prefetch and not isinstance(suggestion, (InvalidateSuggestion, GuessSuggestion, AdapterSuggestion)):
             raise TypeError(f"act: {type(suggestion).__name__} is no suggestion with a finite value")
     return suggestions
 

@@ -183,7 +183,6 @@ class PolicyDesk:
         priority: int,
         headers: Mapping[str, str],
         report: HintReport,
-        is_readable: bool = True,
         method: str = "",
     ) -> Ticket:
         """Returns when the request may go to an engine. `view` is the request as chat completions have it.
@@ -203,9 +202,8 @@ class PolicyDesk:
             priority=priority,
             ttft_slo_s=self._slo_s(headers, report),
             fields=fields,
-            model=self._model,
+            model=str(fields.get("model") or self._model),
             method=method,
-            is_readable=is_readable,
         )
         request, refusal = self.host.admit(request)
         if refusal is not None:

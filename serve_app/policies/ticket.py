@@ -15,9 +15,11 @@ from runtime_actor.policies.base import (
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.policies.speculation import SpeculationPolicy
 from serve_app.generation import Call
+from serve_app.http.field_checks import RESPONSES
 from serve_app.policies.ahead import Ahead, Guess, HedgedCall, JoinedCall
 from serve_app.policies.answer_reader import AnswerReader
 from serve_app.policies.answers import AnswerFilter
+from serve_app.policies.response_filter import ResponseFilter
 from serve_app.policies.turnstile import Pass, Turnstile
 
 Send = Callable[[bool], Call]
@@ -155,10 +157,11 @@ class PolicyTicket(Ticket):
             self._output_tokens += event.count("data: ")
             yield event
 
-    def _filter(self) -> AnswerFilter | None:
-        if not self._request.is_readable or not self._desk.has("output"):
+    def _filter(self) -> AnswerFilter | ResponseFilter | None:
+        if not self._desk.has("output"):
             return None
-        return AnswerFilter(lambda: self._desk.host.outputs(self._request))
+        kind = ResponseFilter if self._request.method == RESPONSES else AnswerFilter
+        return kind(lambda: self._desk.host.outputs(self._request))
 
     def leave(self) -> None:
         self._desk.open -= 1
