@@ -63,6 +63,8 @@ class PolicyHost:
     def observe_all(self, events: Sequence[Observation]) -> None:
         """A policy that raises at one of them has still seen the others."""
         for hosted in self._hosted:
+            if not _has(hosted, "observe"):
+                continue
             for event in events:
                 self._ask(hosted, "observe", functools.partial(_observe, event))
 
@@ -95,6 +97,8 @@ class PolicyHost:
         """A key for each item, smallest first; all equal where no policy has an opinion."""
         keys: list[tuple[float, ...]] = [()] * len(items)
         for hosted in self._hosted:
+            if not _has(hosted, "order"):
+                continue
             own = self._ask(hosted, "order", lambda policy: _keys(policy.order(items), len(items)))
             if own is not None:
                 length = max((len(key) for key in own if key is not None), default=0)
@@ -131,7 +135,7 @@ class PolicyHost:
     def suggestions(self, kind: type[S]) -> list[S]:
         """Those of that kind since the last call; what else came up is kept for who asks for it."""
         for hosted in self._hosted:
-            if type(hosted.policy).act is Policy.act:
+            if not _has(hosted, "act"):
                 continue
             for suggestion in self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or ():
                 if isinstance(suggestion, (PrefetchSuggestion, GuessSuggestion)):
@@ -143,6 +147,8 @@ class PolicyHost:
     def admit(self, request: RequestView) -> tuple[RequestView, Refusal | None]:
         """The request as it is to go on, and why it must not."""
         for hosted in self._hosted:
+            if hosted.enabled and not _has(hosted, "admit"):
+                continue
             try:
                 verdict = self._guard.call(hosted, "admit", functools.partial(_admit, request))
             except PolicyFailed:
@@ -161,6 +167,8 @@ class PolicyHost:
         """The filters for one choice of the answer. Raises PolicyFailed where one fails closed."""
         filters = []
         for hosted in self._hosted:
+            if hosted.enabled and not _has(hosted, "output"):
+                continue
             try:
                 made = self._guard.call(hosted, "output", lambda policy: policy.output(request))
             except PolicyFailed:
@@ -244,6 +252,12 @@ class HostedFilter:
                 raise
             self._filter = None
             return text
+
+
+def _has(hosted: Hosted, hook: str) -> bool:
+    """Whether the policy has something to say there: what it left out is no opinion, and needs no call."""
+    policy = hosted.policy
+    return getattr(type(policy), hook) is not getattr(Policy, hook) or hook in vars(policy)
 
 
 def unjudged(name: str) -> Refusal:

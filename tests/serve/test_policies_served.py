@@ -26,6 +26,7 @@ POLICIES: list[dict[str, Any]] = [
     {"name": "batch_shaping"},
     {"name": "speculation"},
     {"name": "routing"},
+    {"name": "adapters"},
 ]
 
 
@@ -56,7 +57,7 @@ def test_requests_pass_and_each_policy_sees_them(served: Server) -> None:
             assert "x-slo-ttft-ms=accepted" in answer.headers["x-agent-runtime-hints"]
         assert_error(chat(client, "something forbidden here"), 403, "content_not_allowed")
     found = rows(served)
-    assert set(found) == {"kv_cache", "safety", "fairness", "deadline", "memo", "speculation", "routing"}
+    assert set(found) == {"kv_cache", "safety", "fairness", "deadline", "memo", "speculation", "routing", "adapters"}
     assert all(row["enabled"] and not row["failures"] for row in found.values()), found
     assert found["fairness"]["counters"]["sent"] == 4 and found["fairness"]["counters"]["in_account"] == 0
     assert found["safety"]["counters"] == {"refused": 1}

@@ -23,6 +23,7 @@ ALL: list[dict[str, Any]] = [
     {"name": "batch_shaping"},
     {"name": "speculation"},
     {"name": "routing"},
+    {"name": "adapters"},
 ]
 OFF = [{**policy, "enabled": False} for policy in ALL]
 REQUESTS: list[tuple[dict[str, Any], dict[str, str]]] = [
