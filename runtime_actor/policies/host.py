@@ -61,12 +61,16 @@ class PolicyHost:
         self.observe_all((event,))
 
     def observe_all(self, events: Sequence[Observation]) -> None:
-        """A policy that raises at one of them has still seen the others."""
+        """A policy that raises at one of them has still seen the others. One on a thread of its own sees them before
+        its next call of any kind, since handing each over would cost as much as that call."""
         for hosted in self._hosted:
             if not _has(hosted, "observe"):
                 continue
             for event in events:
-                self._ask(hosted, "observe", functools.partial(_observe, event))
+                if hosted.policy.in_place:
+                    self._ask(hosted, "observe", functools.partial(_observe, event))
+                else:
+                    self._guard.defer(hosted, event)
 
     def forget(self, workload: str) -> None:
         for hosted in self._hosted:
