@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,8 +20,9 @@ from replicas.settings import ReplicaSettings
 from replicas.simulation.engine import CostModel
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.policies import catalogue
+from runtime_actor.policies.deadline import DeadlineOptions, DeadlinePolicy
 from runtime_actor.policies.routing import RoutingPolicy
-from runtime_actor.settings import PolicySettings, RuntimeSettings, from_dict
+from runtime_actor.settings import AnyPolicySettings, PluggedSettings, PolicySettings, RuntimeSettings, from_dict
 from serve_app.configuration.engine import check_engine
 from serve_app.configuration.errors import explain
 
@@ -215,9 +217,11 @@ class AppConfig(Section):
 
     def engine_policy(self) -> dict[str, Any]:
         """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
-        for policy in self.runtime_settings().policies:
+        policies = self.runtime_settings().policies
+        for policy in policies:
             if isinstance(policy, PolicySettings) and policy.enabled:
-                return {"policy": policy.mode, "weight": policy.weight, "tenant_floor": self.gateway.cache_floor}
+                values = {"policy": policy.mode, "weight": policy.weight, "tenant_floor": self.gateway.cache_floor}
+                return {**values, **_priority_share(policies)}
         return {"policy": "lru"}
 
     @property
@@ -259,6 +263,15 @@ class AppConfig(Section):
         if blocks is None:
             return None
         return (int(blocks) - 1) * int(self.engine_kwargs.get("block_size") or 16)
+
+
+def _priority_share(policies: Iterable[AnyPolicySettings]) -> dict[str, float]:
+    """What the policy `deadline` leaves of the worth of KV that low priorities hold; absent while it is off."""
+    for policy in policies:
+        if isinstance(policy, PluggedSettings) and policy.enabled and policy.name == DeadlinePolicy.name:
+            options = from_dict(DeadlineOptions, policy.options, "policies.deadline.options")
+            return {"priority_share": options.cache_share}
+    return {}
 
 
 def load(args: Any) -> AppConfig:

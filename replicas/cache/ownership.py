@@ -25,6 +25,8 @@ from runtime_actor.tables import OTHER, ReachTables
 
 PROTECTION = 1.0
 """Added to a protected owner's value: forecasts are at most 1, what waits is above 2."""
+MAX_PRIORITY_STEPS = 10
+"""A client's lowest priority; what is lower was started before its client asked, and says nothing of it."""
 
 
 class OwnerDirectory:
@@ -71,8 +73,8 @@ class OwnerDirectory:
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def arrive(self, request_id: str, tag: OwnerTag | None, block_hashes: Sequence[bytes]) -> Claim:
-        """A request joined the waiting queue; its owners' blocks are needed next."""
+    def arrive(self, request_id: str, tag: OwnerTag | None, block_hashes: Sequence[bytes], priority: int = 0) -> Claim:
+        """A request joined the waiting queue; its owners' blocks are needed next. `priority`: lower is earlier."""
         if tag is None:
             claim = Claim(request_id, None, self.nobody)
         elif tag.request_kind == WARMUP:
@@ -80,6 +82,8 @@ class OwnerDirectory:
             claim.agent = (tag.workload, tag.agent)
         else:
             claim = self._claim(request_id, tag, block_hashes)
+            if claim.session is not None and priority <= MAX_PRIORITY_STEPS:
+                claim.session.share = self.settings.priority_share ** max(priority, 0)
         self._sequence += 1
         claim.sequence = self._sequence
         self.claims[request_id] = claim

@@ -128,7 +128,7 @@ class SimulatedCore:
 
     async def _admit(self, request: SimulatedRequest) -> Allocation:
         """Wait for a place and for blocks, in order."""
-        claim, hashes = self.cache.arrive(request.request_id, request.tag, request.prompt)
+        claim, hashes = self.cache.arrive(request.request_id, request.tag, request.prompt, request.priority)
         prompt_tokens = len(request.prompt.token_ids)
         waiter = _Waiter(request.priority, next(self._numbers))
         heapq.heappush(self._waiters, waiter)

@@ -40,12 +40,14 @@ MIN_SERVED = 8
 class DeadlineOptions:
     """`default_slo_s` is what requests that say nothing are ordered by; they are never refused. `shed` false
     only orders. `margin`: refused is what would take longer than so many times its deadline. Each step of a
-    client's own priority (0 to 10, lower is earlier) puts a request back by `priority_step_s`."""
+    client's own priority (0 to 10, lower is earlier) puts a request back by `priority_step_s`, and leaves its
+    session's cached KV `cache_share` of its value; 1 keeps all alike."""
 
     default_slo_s: float = number(30.0, 0.001, 3600.0)
     priority_step_s: float = number(10.0, 0.0, 3600.0)
     margin: float = number(1.2, 0.1, 100.0)
     shed: bool = True
+    cache_share: float = number(0.8, 0.01, 1.0)
 
 
 class Mean:
