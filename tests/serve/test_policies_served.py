@@ -82,6 +82,24 @@ def test_a_tool_is_run_once_through_the_actor_of_its_own(served: Server) -> None
         memo.close()
 
 
+def test_the_next_request_of_a_pipeline_is_there_before_it_is_asked_for(served: Server) -> None:
+    with served.client() as client:
+        for number in range(14):
+            session = {"x-session-id": f"pipeline-{number}"}
+            text = f"Task: count to number {number} in words."
+            for agent in ("planner", "coder"):
+                answer = chat(client, text, f"You are the {agent} of a team.", session, max_tokens=8)
+                assert answer.status_code == 200, answer.text
+                said = answer.json()["choices"][0]["message"]["content"]
+                text = f"Task: count to number {number} in words.\n{said}\nGo on from there."
+            event = {"type": "session_ended", "session_id": f"pipeline-{number}"}
+            assert client.post("/runtime/events", json=event).status_code == 202
+    counters = rows(served)["speculation"]["counters"]
+    assert counters["joined"] >= 3, counters
+    assert counters.get("wasted_tokens", 0) <= 0.1 * counters["served_tokens"]
+    assert rows(served)["routing"]["counters"]["ranked"] > 0
+
+
 def test_one_switch_reaches_the_gateway(served: Server) -> None:
     with served.client("ops") as operator:
         answer = operator.post("/runtime/policy", json={"name": "fairness", "enabled": False})
