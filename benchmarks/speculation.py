@@ -5,7 +5,7 @@
 A session is a fixed pipeline of four agents. Each has its own system prompt and is asked about the task and the
 answer before it; between two requests the client works for `--gap` seconds, as it does to run a tool, to parse or
 to test. With `--noise P` that share of the sessions changes the text that is handed on, so that a guess misses.
-The server's own switch turns the policy off and on: off, on, off, on, each with the same tasks. On, what was
+The server's own switch turns the policy off and on: off, on, off, on, each with tasks of its own. On, what was
 learnt before is forgotten, so that the first sessions of each part are the learning and are told apart.
 """
 
@@ -64,9 +64,10 @@ def ask(client: httpx.Client, model: str, agent: str, text: str, session: str, m
 
 
 def play(client: httpx.Client, model: str, number: int, part: str, given: argparse.Namespace) -> Played:
-    rng = random.Random(f"{given.seed} {number}")
-    task = f"Describe how a {rng.choice(NOUNS)} number {number} of {rng.randrange(1000)} parts is made and kept."
-    is_noisy = rng.random() < given.noise
+    # Of each part its own: a task that was asked before would be answered from the prefix cache.
+    rng = random.Random(f"{given.seed} {part} {number}")
+    task = f"Describe how a {rng.choice(NOUNS)} number {number} of {rng.randrange(100_000)} parts is made and kept."
+    is_noisy = random.Random(f"{given.seed} {number}").random() < given.noise
     text = f"Task: {task}"
     session = f"speculation-{part}-{given.seed}-{number}"
     began_s = time.perf_counter()
