@@ -16,7 +16,7 @@ from replicas.cache.claim import Claim
 from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
 from replicas.cache.peer_owners import PeerOwners
 from replicas.cache.peers import PEERS, peer_order
-from replicas.cache.settings import ValueSettings
+from replicas.cache.settings import MAX_PRIORITY_STEPS, ValueSettings
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
 from runtime_actor.fair_map import FairMap
@@ -25,8 +25,6 @@ from runtime_actor.tables import OTHER, ReachTables
 
 PROTECTION = 1.0
 """Added to a protected owner's value: forecasts are at most 1, what waits is above 2."""
-MAX_PRIORITY_STEPS = 10
-"""A client's lowest priority; what is lower was started before its client asked, and says nothing of it."""
 
 
 class OwnerDirectory:

@@ -11,6 +11,9 @@ MAX_FLOOR = 0.8
 
 POLICIES = ("reach", "anchors", "lru", *PEERS)
 
+MAX_PRIORITY_STEPS = 10
+"""A client's lowest priority; what is lower was started before its client asked, and says nothing of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
