@@ -26,7 +26,8 @@ from runtime_actor.settings import RuntimeSettings
 from serve_app.hints import HintReport
 from serve_app.http.errors import ApiError
 from serve_app.identity import Identity
-from serve_app.policies.desk import SLO_HEADER, PolicyDesk, Ticket
+from serve_app.policies.desk import SLO_HEADER, PolicyDesk
+from serve_app.policies.ticket import Ticket
 
 T = TypeVar("T")
 

@@ -20,11 +20,14 @@ from typing import Any
 from runtime_actor.policies import catalogue
 from runtime_actor.policies.base import (
     GATEWAY,
+    Observation,
+    Ordered,
     Policy,
     QueuedPrefill,
     RequestSent,
     RequestServed,
     RequestView,
+    Verdict,
 )
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.settings import PluggedSettings
@@ -46,6 +49,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "deadline": ("deadline", {}),
     "memo": ("memo", {"tools": [{"tool": "read", "invalidated_by": ["write"]}]}),
     "safety": ("safety", {"rules": [RULE]}),
+    "speculation": ("speculation", {}),
     "safety with 2 patterns, 4,000 characters": ("safety", {"rules": [{**RULE, "patterns": PATTERNS}]}),
 }
 
@@ -56,8 +60,20 @@ class Foreign(Policy):
     name = "foreign"
     seat = GATEWAY
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> list[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> list[tuple[float, ...] | None]:
         return [None] * len(items)
+
+
+class ForeignAll(Foreign):
+    """The same with every hook of a gateway's policy."""
+
+    name = "foreign_all"
+
+    def observe(self, event: Observation) -> None:
+        return None
+
+    def admit(self, request: RequestView) -> Verdict | None:
+        return None
 
 
 class Clock:
@@ -66,7 +82,9 @@ class Clock:
 
 def requests(count: int, fields: dict[str, Any]) -> list[RequestView]:
     return [
-        RequestView(n, f"t{n % TENANTS}", f"t{n % TENANTS}", f"s{n}", f"a{n % AGENTS}", 1000.0, 900, 64, 0, 5.0, fields)
+        RequestView(
+            n, f"t{n % TENANTS}", f"t{n % TENANTS}", f"s{n // 4}", f"a{n % AGENTS}", 1000.0, 900, 64, 0, 5.0, fields
+        )
         for n in range(count)
     ]
 
@@ -87,7 +105,7 @@ def gateway_path(host: PolicyHost, count: int, waiting: int, clock_ns: Callable[
         host.admit(request)
         host.order([*others, request])
         host.observe(RequestSent(request, 0.1))
-        host.observe(RequestServed(request, 900, 300, 60, 0.4, 0.1, 2.0))
+        host.observe(RequestServed(request, 900, 300, 60, 0.4, 0.1, 2.0, answer=WORDS[:400]))
         spent.append((clock_ns() - began) / 1000.0)
     return spent
 
@@ -127,9 +145,10 @@ def measure(count: int, waiting: int) -> list[dict[str, Any]]:
     for name, (kind, options) in OPTIONS.items():
         host = PolicyHost([catalogue.make(PluggedSettings(kind, options=options), Clock())], 16)
         rows.append(_row(name, gateway_path(host, count, waiting, time.thread_time_ns), base_us))
-    foreign = PolicyHost([Foreign(PluggedSettings("foreign"), Clock())], 16)
-    rows.append(_row("foreign", gateway_path(foreign, count // 10, waiting, time.perf_counter_ns), base_us))
-    foreign.close()
+    for foreign_kind in (Foreign, ForeignAll):
+        foreign = PolicyHost([foreign_kind(PluggedSettings(foreign_kind.name), Clock())], 16)
+        rows.append(_row(foreign_kind.name, gateway_path(foreign, count // 10, waiting, time.perf_counter_ns), base_us))
+        foreign.close()
     shaping = PolicyHost([catalogue.make(PluggedSettings("batch_shaping"), Clock())], 16)
     rows.append(_row("batch_shaping (in the engine)", engine_path(shaping, count, waiting), 0.0))
     return rows

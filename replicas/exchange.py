@@ -6,6 +6,7 @@ tables it has; events wait, bounded, and go up when the actor is back.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class ReplicaName:
 class ExchangeLoop:
     """One call to the actor in flight; the next at once when events wait, else when the actor said.
 
-    `on_action` gets each PrefetchAction, `on_prefetch_switch` whether warm-ups are wanted at all,
+    `on_action` gets each PrefetchAction, `on_prefetch_switch` whether warm-ups are wanted at all, `on_adapters` what
+    the adapters are worth, `policies` the rows of what runs beside the engine,
     `next_event_id` names the events made here.
     """
 
@@ -59,6 +61,8 @@ class ExchangeLoop:
         stats: ReplicaStats,
         on_action: Callable[[PrefetchAction], None],
         on_prefetch_switch: Callable[[bool], None],
+        on_adapters: Callable[[dict], None],
+        policies: Callable[[], list[dict]],
         next_event_id: Callable[[], str],
         clock: Clock,
         settings: ExchangeSettings,
@@ -71,6 +75,8 @@ class ExchangeLoop:
         self._stats = stats
         self._on_action = on_action
         self._on_prefetch_switch = on_prefetch_switch
+        self._on_adapters = on_adapters
+        self._policies = policies
         self._next_event_id = next_event_id
         self._clock = clock
         self._settings = settings
@@ -159,6 +165,7 @@ class ExchangeLoop:
         self._min_gap_s = min(max(reply.min_gap_s, self._settings.min_gap_s), self._settings.max_gap_s)
         self._feed.hand_down(reply.tables, _sessions(reply.ended))
         self._take_policy(reply.policy)
+        self._on_adapters(reply.adapters)
         for wire in reply.actions:
             self._take_action(wire)
         if self._feed.has_news:
@@ -210,9 +217,10 @@ class ExchangeLoop:
         state = self._feed.state
         if state is None:
             return None
-        return _replica_report(
+        report = _replica_report(
             self._name, state, self._anchors, self._stats, self._events.dropped, self._feed.sessions
-        ).to_wire()
+        )
+        return dataclasses.replace(report, policies=[*report.policies, *self._policies()]).to_wire()
 
 
 def _replica_report(

@@ -34,6 +34,7 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     finish_reason: str | None = None
+    model: str = ""
 
 
 CURRENT_REQUEST: ContextVar[RequestRecord | None] = ContextVar("current_request", default=None)
@@ -73,7 +74,13 @@ class RequestLedger:
         return len(self._in_flight)
 
     def begin(self, request: Any) -> RequestRecord:
-        record = RequestRecord(number=next(self._numbers), tag=owner_of(request), started_s=self._clock.monotonic_s())
+        model = getattr(request, "model", None)
+        record = RequestRecord(
+            number=next(self._numbers),
+            tag=owner_of(request),
+            started_s=self._clock.monotonic_s(),
+            model=model if isinstance(model, str) else "",
+        )
         self._in_flight.add(record.number)
         self._on_begin(record)
         return record

@@ -21,6 +21,10 @@ class ResponsesCall:
         return xargs if isinstance(xargs, dict) else None
 
     @property
+    def model(self) -> str:
+        return str(self.fields.get("model") or "")
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """Instructions and what follows them with a role, as far as it is plain."""
         instructions, items = self.fields.get("instructions"), self.fields.get("input")

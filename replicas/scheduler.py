@@ -74,6 +74,7 @@ class AgentSchedulerMixin:
                 request.prompt_token_ids,
                 request.cache_salt,
                 request.lora_request.lora_name if request.lora_request else None,
+                request.priority,
             )
         )
 

@@ -18,6 +18,8 @@ from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 from ray.serve.llm.openai_api_models import CompletionRequest
 
+from replicas.adapters import AdapterKeeper, AdapterPort
+from replicas.engine.adapters import VllmAdapters
 from replicas.engine.port import EnginePort
 from replicas.engine.responses import create_response
 from replicas.engine.tokenization import restore_tokenization
@@ -38,12 +40,14 @@ class AgentLLMServer(LLMServer):
         replica: values of ReplicaSettings.
         runtime: values of RuntimeSettings, for the actor if this replica is the first to miss it.
         config_version: grows from one deployment to the next; the actor follows the newest.
+        adapters: name -> folder of each LoRA adapter that requests may name as their model.
     """
 
     _sidecar: Sidecar | None = None
     _settings = ReplicaSettings()
     _runtime: Mapping[str, Any] = MappingProxyType({})
     _config_version = 1
+    _adapters: Mapping[str, str] = MappingProxyType({})
 
     async def __init__(
         self,
@@ -52,12 +56,14 @@ class AgentLLMServer(LLMServer):
         replica: dict[str, Any] | None = None,
         runtime: dict[str, Any] | None = None,
         config_version: int = 1,
+        adapters: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         bind_to_node_address()
         self._settings = ReplicaSettings.from_dict(replica)
         self._runtime = runtime or {}
         self._config_version = config_version
+        self._adapters = adapters or {}
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
@@ -70,7 +76,9 @@ class AgentLLMServer(LLMServer):
             node=ray.get_runtime_context().get_node_id(),
         )
         client = RuntimeClient(dict(self._runtime), self._config_version)
-        self._sidecar = Sidecar(name=name, port_of=self._port, call=client.exchange, settings=self._settings)
+        self._sidecar = Sidecar(
+            name=name, port_of=self._port, call=client.exchange, settings=self._settings, adapters=self._keeper()
+        )
         self._sidecar.start()
 
     async def _answer_once(self) -> None:
@@ -84,6 +92,16 @@ class AgentLLMServer(LLMServer):
             refused = getattr(item, "error", None)
             if refused is not None:
                 raise RuntimeError(f"the engine refused its first request: {refused.message}")
+
+    def _keeper(self) -> AdapterKeeper | None:
+        """Who loads adapters ahead; None where there are none."""
+        return AdapterKeeper(self._adapter_port(), frozenset(self._adapters)) if self._adapters else None
+
+    def _adapter_port(self) -> AdapterPort:
+        client = self.engine._engine_client
+        made = VllmAdapters(client, self._adapters, timeout_s=self._settings.exchange.engine_timeout_s)
+        made.announce(self.engine._oai_models)
+        return made
 
     def _port(self, ledger: RequestLedger) -> EnginePort:
         return VllmPort(

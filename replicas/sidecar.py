@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+from replicas.adapters import AdapterKeeper
 from replicas.anchors import AnchorStore
 from replicas.clock import Clock, SystemClock
 from replicas.engine.port import EnginePort
@@ -46,8 +47,10 @@ class Sidecar:
         clock: Clock | None = None,
         exit_process: Callable[[str], None] = end_process,
         publish: Callable[[ReplicaStats], None] | None = None,
+        adapters: AdapterKeeper | None = None,
     ) -> None:
         self._name = name
+        self._adapters = adapters
         self._clock = clock or SystemClock()
         self._event_numbers = itertools.count()
         self.stats = ReplicaStats()
@@ -67,7 +70,7 @@ class Sidecar:
             replica=self._name.replica,
             clock=self._clock,
             next_event_id=self._next_event_id,
-            on_begin=lambda record: self.prefetch.demand_began(),
+            on_begin=self._began,
             on_accepted=self._accepted,
             on_finish=self._finished,
         )
@@ -92,6 +95,8 @@ class Sidecar:
             stats=self.stats,
             on_action=self.prefetch.offer,
             on_prefetch_switch=self.prefetch.switch,
+            on_adapters=lambda values: self._adapters.take_values(values) if self._adapters is not None else None,
+            policies=lambda: [self._adapters.as_row()] if self._adapters is not None else [],
             next_event_id=self._next_event_id,
             clock=self._clock,
             settings=settings.exchange,
@@ -109,7 +114,9 @@ class Sidecar:
 
     def start(self) -> None:
         """Start the loops on the running event loop."""
-        loops = (self.watchdog.run, self.exchange.run, self.prefetch.run, self._publish_metrics)
+        loops = [self.watchdog.run, self.exchange.run, self.prefetch.run, self._publish_metrics]
+        if self._adapters is not None:
+            loops.append(self._adapters.run)
         self._tasks = [asyncio.get_running_loop().create_task(self._keep_running(run)) for run in loops]
 
     async def stop(self) -> None:
@@ -157,6 +164,11 @@ class Sidecar:
         waiting = self.feed.state.waiting if self.feed.state else 0
         return Load(in_flight=in_flight, waiting=min(waiting, in_flight))
 
+    def _began(self, record: RequestRecord) -> None:
+        self.prefetch.demand_began()
+        if self._adapters is not None:
+            self._adapters.request_began(record.model)
+
     def _accepted(self, record: RequestRecord) -> None:
         if record.tag is not None:
             self.prefetch.demand_accepted(record.tag.workload, record.tag.agent, record.cached_tokens)
@@ -170,6 +182,8 @@ class Sidecar:
             self.stats.aborted_requests += event.finish_reason == ABORT
             self.events.add(event)
         self.prefetch.demand_ended()
+        if self._adapters is not None:
+            self._adapters.request_ended(record.model)
 
     def _prefetch_ended(self, outcome: Outcome) -> None:
         self.stats.prefetches[outcome.outcome, outcome.reason] += 1

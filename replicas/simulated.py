@@ -7,6 +7,7 @@ from typing import Any
 
 from ray.serve.llm import LLMConfig
 
+from replicas.adapters import AdapterPort
 from replicas.engine.messages import EngineSettings
 from replicas.engine.port import EnginePort
 from replicas.requests import RequestLedger
@@ -39,6 +40,9 @@ class SimulatedLLMServer(AgentLLMServer):
         cost = from_dict(CostModel, simulated or {}, "simulated")
         engine_cls = partial(SimulatedEngine, cost=cost, values=EngineSettings.from_config(values or {}).values)
         await super().__init__(llm_config, engine_cls=engine_cls, **kwargs)
+
+    def _adapter_port(self) -> AdapterPort:
+        return self.engine.core.adapters
 
     def _port(self, ledger: RequestLedger) -> EnginePort:
         engine = self.engine

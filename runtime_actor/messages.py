@@ -20,6 +20,9 @@ PROTOCOL_VERSION = 1
 OWNER_XARG = "agent_runtime_owner"
 """Key of the owner tag in `vllm_xargs`; the gateway overwrites whatever a client put there."""
 
+AVOID_XARG = "agent_runtime_avoid"
+"""Key of the engine's id of a request whose replica the router takes last; the gateway's own, like the tag."""
+
 MAX_REPORTED_AGENTS = 512
 """Agents of one workload that a replica's report names, each for `resident` and `anchors`; a longer one is refused."""
 
@@ -142,6 +145,7 @@ class RequestArrived(Message):
     label: str
     replica: str
     starts_session: bool = False
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +328,8 @@ class ExchangeReply(Message):
     replicas). `next_call_s` is when the actor wants to hear from the caller again at the latest, and
     `min_gap_s` the least time it wants between two calls even if there is news. `policy` says how a
     replica orders its cache now: {"mode": str, "weight": float, "prefetch": bool}. `policies` are the
-    settings of those policies that run in gateways and engines, of configuration `config_version`.
+    settings of those policies that run in gateways and engines, of configuration `config_version`. `adapters` is
+    adapter -> probability that it is needed on this replica soon.
     """
 
     kind: ClassVar[str] = "exchange_reply"
@@ -340,6 +345,7 @@ class ExchangeReply(Message):
     min_gap_s: float = 0.1
     policies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     config_version: int = 0
+    adapters: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 # --- to the gateway ---------------------------------------------------------------------------------

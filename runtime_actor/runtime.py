@@ -17,7 +17,8 @@ from runtime_actor.learned import Changes, LearnedState
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, PrefetchAction, ReplicaReport
 from runtime_actor.pace import Pace
 from runtime_actor.policies import catalogue
-from runtime_actor.policies.base import ACTOR, ENGINE, CacheOwner
+from runtime_actor.policies.adapters import AdaptersPolicy
+from runtime_actor.policies.base import ACTOR, ENGINE, AdapterSuggestion, CacheOwner
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.policies.kv_cache import KvCachePolicy
 from runtime_actor.settings import (
@@ -59,6 +60,7 @@ class AgentRuntime:
         self.shared = SharedState(settings, clock())
         self._downlink = Downlink(settings.max_ended)
         self._dispatch = PrefetchDispatch(self.shared)
+        self._adapters: dict[str, dict[str, float]] = {}
         self.host = self._make_host()
 
     def _make_host(self) -> PolicyHost:
@@ -125,6 +127,7 @@ class AgentRuntime:
         if replicas:
             for replica in replicas:
                 self._dispatch.forget_replica(replica)
+                self._adapters.pop(replica, None)
             entry = ReplicasLost(self.shared.now_s, tuple(replicas))
             self._take_changes(self.shared.learned.apply(entry))
             self._downlink.changed()
@@ -168,6 +171,14 @@ class AgentRuntime:
                 settings = hosted.policy.settings
                 limits = settings.prefetch if isinstance(settings, PolicySettings) else PrefetchSettings()
                 self._dispatch.admit([suggestion], limits)
+        for values in self.host.suggestions(AdapterSuggestion):
+            if self.shared.replica(values.replica) is not None:
+                self._adapters[values.replica] = dict(values.values)
+
+    def _adapter_values(self, replica: str) -> dict[str, float]:
+        """What a replica's adapters are worth; nothing while no policy says so."""
+        hosted = self.host.get(AdaptersPolicy.name)
+        return self._adapters.get(replica, {}) if hosted is not None and hosted.enabled else {}
 
     def actions(self, replica: str) -> list[PrefetchAction]:
         """Hand over the prefetches queued for `replica`; they count as issued from here on."""
@@ -212,6 +223,7 @@ class AgentRuntime:
             min_gap_s=self._pace.min_gap_s,
             policies=[to_dict(p) for p in self.settings.policies if isinstance(p, PluggedSettings)],
             config_version=self.config_version,
+            adapters=self._adapter_values(request.caller) if is_replica else {},
         )
 
     def _has_ended(self, workload: str, session: str) -> bool:

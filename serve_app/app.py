@@ -97,6 +97,8 @@ def build_app(args: dict) -> Application:
 
 def _server_arguments(config: AppConfig, runtime: dict[str, Any], version: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {"replica": config.replica, "runtime": runtime, "config_version": version}
+    if config.model.adapters:
+        arguments["adapters"] = dict(config.model.adapters)
     if config.engine == "simulated":
         arguments |= {"simulated": config.simulated, "values": config.engine_policy()}
     return arguments
@@ -145,6 +147,8 @@ def _engine_arguments(config: AppConfig, usable_tokens: int) -> dict[str, Any]:
         "scheduler_cls": SCHEDULER,
         "additional_config": {ADDITIONAL_CONFIG_KEY: {**config.engine_policy(), **_engine_policies(config)}},
     }
+    if config.model.adapters:
+        arguments["enable_lora"] = True
     if config.cache_tokens is not None:
         arguments["max_model_len"] = usable_tokens
     return arguments
@@ -167,7 +171,7 @@ def _deployment_options(config: AppConfig) -> dict[str, Any]:
         "ray_actor_options": {"num_cpus": 0, "num_gpus": 0},
         "request_router_config": RequestRouterConfig(
             request_router_class=AgentRequestRouter,
-            request_router_kwargs=routing.model_dump(exclude={"max_sessions"}),
+            request_router_kwargs={"max_snapshot_age_s": routing.max_snapshot_age_s},
         ),
     }
     if deployment.memory_bytes_per_replica:

@@ -9,8 +9,9 @@ import ipaddress
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -19,7 +20,9 @@ from replicas.settings import ReplicaSettings
 from replicas.simulation.engine import CostModel
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.policies import catalogue
-from runtime_actor.settings import PolicySettings, RuntimeSettings, from_dict
+from runtime_actor.policies.deadline import DeadlineOptions, DeadlinePolicy
+from runtime_actor.policies.routing import RoutingPolicy
+from runtime_actor.settings import AnyPolicySettings, PluggedSettings, PolicySettings, RuntimeSettings, from_dict
 from serve_app.configuration.engine import check_engine
 from serve_app.configuration.errors import explain
 
@@ -30,18 +33,32 @@ USUAL_NUM_SEQS = 16
 here, where it can be ordered, before one forms in the engine."""
 
 
+ROUTING_OPTIONS = {"enabled", "cached_weight", "reach_weight", "load_weight", "hot_requests"}
+
+
 class Section(BaseModel):
     """A level of the file: no unknown keys, no text for a number, no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class ModelConfig(Section):
-    """`source`: `embedded`, a directory, or a hub id. `modalities` beyond text need a model that has them."""
+ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/\-]*$")]
 
-    id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/\-]*$")
+
+class ModelConfig(Section):
+    """`source`: `embedded`, a directory, or a hub id. `modalities` beyond text need a model that has them.
+    `adapters`: name -> folder of a LoRA adapter in PEFT's format; requests name one as their model."""
+
+    id: ModelName
     source: str = Field(min_length=1, max_length=1024)
     modalities: list[Literal["text", "image", "audio", "video"]] = ["text"]
+    adapters: dict[ModelName, str] = Field(default={}, max_length=1024)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "ModelConfig":
+        if self.id in self.adapters:
+            raise ValueError(f"adapters: {self.id} is the model's own name; allowed: another one")
+        return self
 
 
 class AutoscalingConfig(Section):
@@ -77,7 +94,8 @@ class DeploymentConfig(Section):
 
 
 class RoutingConfig(Section):
-    """Weights of the ranking; `max_snapshot_age_s` is how long a view of the cluster may be used."""
+    """`max_snapshot_age_s` is how long a view of the cluster may be used. The others are those of the policy `routing`
+    where the list of policies doesn't name it."""
 
     enabled: bool = True
     cached_weight: float = Field(default=1.0, ge=0, le=100)
@@ -181,13 +199,29 @@ class AppConfig(Section):
     def runtime_settings(self) -> RuntimeSettings:
         """Raises ConfigurationError."""
         values = {"checkpoint_dir": str(self.state_dir / "checkpoints"), **self.runtime}
-        return RuntimeSettings.from_dict({**values, "policies": self.policies})
+        return RuntimeSettings.from_dict({**values, "policies": [*self.policies, *self._implied_policies()]})
+
+    def _implied_policies(self) -> list[dict[str, Any]]:
+        """Routing is on unless something is said of it. Raises ConfigurationError where it is said in two places."""
+        told = self.routing.model_fields_set & ROUTING_OPTIONS
+        if not any(policy.get("name") == RoutingPolicy.name for policy in self.policies):
+            options = self.routing.model_dump(include=ROUTING_OPTIONS - {"enabled"})
+            return [{"name": RoutingPolicy.name, "enabled": self.routing.enabled, "options": options}]
+        if told:
+            name = min(told)
+            raise ConfigurationError(
+                f"routing.{name}: {getattr(self.routing, name)!r} is not allowed; allowed: in the policy `routing`, "
+                "since the list of policies names it"
+            )
+        return []
 
     def engine_policy(self) -> dict[str, Any]:
         """What a replica's scheduler is started with; an absent or disabled policy leaves stock LRU."""
-        for policy in self.runtime_settings().policies:
+        policies = self.runtime_settings().policies
+        for policy in policies:
             if isinstance(policy, PolicySettings) and policy.enabled:
-                return {"policy": policy.mode, "weight": policy.weight, "tenant_floor": self.gateway.cache_floor}
+                values = {"policy": policy.mode, "weight": policy.weight, "tenant_floor": self.gateway.cache_floor}
+                return {**values, **_priority_share(policies)}
         return {"policy": "lru"}
 
     @property
@@ -229,6 +263,15 @@ class AppConfig(Section):
         if blocks is None:
             return None
         return (int(blocks) - 1) * int(self.engine_kwargs.get("block_size") or 16)
+
+
+def _priority_share(policies: Iterable[AnyPolicySettings]) -> dict[str, float]:
+    """What the policy `deadline` leaves of the worth of KV that low priorities hold; absent while it is off."""
+    for policy in policies:
+        if isinstance(policy, PluggedSettings) and policy.enabled and policy.name == DeadlinePolicy.name:
+            options = from_dict(DeadlineOptions, policy.options, "policies.deadline.options")
+            return {"priority_share": options.cache_share}
+    return {}
 
 
 def load(args: Any) -> AppConfig:

@@ -6,52 +6,57 @@ What is refused on the way leaves nothing behind: no agent, no session, no event
 """
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ray import serve
 from ray.serve.llm.ingress import OpenAiIngress
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
 from replicas.internal_port import bind_to_node_address
 from runtime_actor.client import RuntimeClient
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
+from runtime_actor.policies.base import GuessSuggestion
 from serve_app import preparation, routing_state
 from serve_app.engine_api import (
-    AnthropicCountTokensRequest,
-    DetokenizeRequest,
     RawRequestInfo,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
 )
 from serve_app.exchange import GatewayExchange
 from serve_app.flight import Admission, Slot
 from serve_app.generation import ContextLimits, Exchange
-from serve_app.hints import CLIPPED, HintReport, cache_salt, engine_fields, forwarded_headers, read_hints
+from serve_app.hints import (
+    AHEAD_PRIORITY,
+    CLIPPED,
+    HintReport,
+    cache_salt,
+    engine_fields,
+    forwarded_headers,
+    read_hints,
+)
 from serve_app.http.errors import ApiError, bad_request, model_not_found, unavailable
+from serve_app.http.event_stream import EventStream
 from serve_app.http.field_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from serve_app.http.input import read_object
 from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
 from serve_app.leader import STARTED
 from serve_app.memo_endpoints import MemoEndpoints
 from serve_app.metrics import GatewayMetrics
-from serve_app.policies.desk import NO_TICKET, Ticket, desk_of
+from serve_app.policies.desk import desk_of
 from serve_app.policies.memo_desk import MemoDesk
+from serve_app.policies.ticket import NO_TICKET, Ticket
 from serve_app.quotas import TenantQuotas
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
-from serve_app.routes.messages import MessagesRoute, chat_body
+from serve_app.routes.messages import MessagesRoute
 from serve_app.routes.responses import ResponsesRoute
 from serve_app.routes.route import Route
 from serve_app.runtime_endpoints import RuntimeEndpoints
 from serve_app.settings import GatewaySettings
 from serve_app.streaming import Opened
 from serve_app.tenants import Caller, Tenants
+from serve_app.utility_endpoints import UtilityEndpoints
 
 HEADER_PREFIX = "x-agent-runtime-"
 
@@ -77,9 +82,10 @@ class Flight:
     announced: bool = False
     answer: AnswerText = field(default_factory=AnswerText)
     ticket: Ticket = NO_TICKET
+    adapter: str = ""
 
 
-class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
+class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
     """One deployment replica per gateway process; of several one serves (`serve_app.leader`)."""
 
     def __init__(self, llm_deployments: dict, model_cards: dict, *, settings: GatewaySettings) -> None:
@@ -98,7 +104,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         self._routing.max_sessions = config.routing.max_sessions
         self._client = RuntimeClient(settings.runtime, settings.version)
         name = serve.get_replica_context().replica_id.unique_id
-        self._policies = desk_of(settings)
+        self._policies = desk_of(settings, self._launch, self._routing.policies)
         self._memo = MemoDesk(self._policies)
         self._exchange = GatewayExchange(name, self._client.exchange, self._routing, self._policies)
         self._began_s = time.time()
@@ -117,13 +123,12 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
 
     async def models(self, request: Request) -> Response:
         self._caller(request)
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._models]})
 
     async def model_data(self, model: str, request: Request) -> Response:
         self._caller(request)
-        if model != self._settings.config.model.id:
-            raise model_not_found(model)
-        return JSONResponse(self._card())
+        self._check_model(model)
+        return JSONResponse(self._card(model))
 
     async def chat(self, request: Request) -> Response:
         return await self._generate(ROUTES[CHAT], request)
@@ -136,28 +141,6 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
 
     async def messages(self, request: Request) -> Response:
         return await self._generate(ROUTES[MESSAGES], request)
-
-    async def count_tokens(self, request: Request) -> Response:
-        """Of a Messages request, which /tokenize counts as the chat completion it is served as."""
-        fields = chat_body(AnthropicCountTokensRequest, await self._utility_body(request))
-        fields["messages"] = preparation.checked_messages(fields["messages"], self._limits.modalities)
-        counted = await self._utility(
-            "tokenize", preparation.parsed(TokenizeChatRequest, fields), self._caller(request).tenant
-        )
-        return JSONResponse({"input_tokens": json.loads(bytes(counted.body))["count"]})
-
-    async def tokenize(self, request: Request) -> Response:
-        body = await self._utility_body(request)
-        kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
-        if "messages" in body:
-            body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)["messages"]
-        return await self._utility("tokenize", preparation.parsed(kind, body), self._caller(request).tenant)
-
-    async def detokenize(self, request: Request) -> Response:
-        body = await self._utility_body(request)
-        return await self._utility(
-            "detokenize", preparation.parsed(DetokenizeRequest, body), self._caller(request).tenant
-        )
 
     async def healthz(self) -> Response:
         return JSONResponse({"status": "ok"})
@@ -202,9 +185,10 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         handed_over = False
         try:
             view = route.identity_view(fields)
-            readable = route.method in (CHAT, COMPLETIONS)
+            if fields.get("model") in self._settings.config.model.adapters:
+                flight.adapter = fields["model"]
             flight.ticket = await self._policies.enter(
-                flight.identity, fields, view, priority, headers, flight.report, readable
+                flight.identity, fields, view, priority, headers, flight.report, route.method
             )
             exchange = self._start(route, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
@@ -231,15 +215,19 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
     ) -> Exchange:
         identity = flight.identity
         tag = OwnerTag(identity.workload, identity.agent, identity.session)
-        salt = cache_salt(self._settings.secret, self._settings.config.gateway.cache_owner(identity.tenant))
         allowed_priority = priority if self._settings.has_priorities else 0
         raw = RawRequestInfo(headers=forwarded_headers(headers))
-        handle = self._get_configured_serve_handle(self._settings.config.model.id)
 
         def send(own_fields: dict[str, Any]) -> Any:
-            engine = {**own_fields, **engine_fields(tag, salt, allowed_priority)}
-            engine["model"] = self._settings.config.model.id
-            return flight.ticket.watch(getattr(handle, route.method).remote(route.request(engine), raw))
+            engine = self._engine_fields(identity.tenant, tag, allowed_priority)
+
+            def to_replica(elsewhere: bool) -> Any:
+                own = engine
+                if elsewhere:
+                    own = self._engine_fields(identity.tenant, tag, allowed_priority, engine["request_id"])
+                return self._call(route, {**own_fields, **own}, raw)
+
+            return flight.ticket.call(to_replica)
 
         flight.exchange = Exchange(
             send=send,
@@ -249,6 +237,26 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
             on_retry=self._metrics.count_retry,
         )
         return flight.exchange
+
+    def _engine_fields(self, tenant: str, tag: OwnerTag, priority: int, avoid: str | None = None) -> dict[str, Any]:
+        salt = cache_salt(self._settings.secret, self._settings.config.gateway.cache_owner(tenant))
+        return engine_fields(tag, salt, priority, avoid)
+
+    def _call(self, route: Route, fields: dict[str, Any], raw: RawRequestInfo) -> Any:
+        """Raises ApiError. Without a model it is for the model itself, not for an adapter."""
+        request = route.request({**fields, "model": fields.get("model") or self._settings.config.model.id})
+        return getattr(self._handle, route.method).remote(request, raw)
+
+    @property
+    def _handle(self) -> Any:
+        return self._get_configured_serve_handle(self._settings.config.model.id)
+
+    def _launch(self, guess: GuessSuggestion) -> Any:
+        """The call of a request that nobody has asked for yet."""
+        tag = OwnerTag(guess.workload, guess.agent, guess.session)
+        priority = AHEAD_PRIORITY if self._settings.has_priorities else 0
+        fields = {**guess.fields, **self._engine_fields(guess.tenant, tag, priority)}
+        return self._call(ROUTES[guess.method], fields, RawRequestInfo(headers={}))
 
     def _accept(self, flight: Flight, accepted: RequestAccepted | None) -> None:
         """The engine took the request: it is now part of its session."""
@@ -272,6 +280,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
                 label=identity.label,
                 replica=accepted.replica if accepted is not None else "",
                 starts_session=identity.starts_session,
+                adapter=flight.adapter,
             )
         )
 
@@ -327,60 +336,27 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, OpenAiIngress):
         return self._tenants.caller(folded, request.client.host if request.client else None)
 
     def _check_model(self, model: Any) -> None:
-        """Without one the request is for the model that is served: there is only one."""
+        """Without one the request is for the model itself."""
         if model is None:
             return
         if not isinstance(model, str):
             raise bad_request("`model` must be a string.", "model", "invalid_value")
-        if model != self._settings.config.model.id:
+        if model not in self._models:
             raise model_not_found(model)
 
-    def _card(self) -> dict[str, Any]:
+    @property
+    def _models(self) -> list[str]:
+        """The model and its adapters, by the names that requests use."""
+        return [self._settings.config.model.id, *self._settings.config.model.adapters]
+
+    def _card(self, name: str) -> dict[str, Any]:
         return {
-            "id": self._settings.config.model.id,
+            "id": name,
             "object": "model",
             "created": int(self._began_s),
             "owned_by": "agent-runtime",
             "max_model_len": self._context.usable_tokens,
         }
-
-    async def _utility_body(self, request: Request) -> dict[str, Any]:
-        self._quotas.count_request(self._caller(request).tenant)
-        body = await read_object(request, self._settings.config.gateway)
-        self._check_model(body.get("model"))
-        return {name: value for name, value in body.items() if value is not None}
-
-    async def _utility(self, method: str, engine_request: Any, tenant: str) -> Response:
-        """One item in, one out; takes a place among the requests in flight."""
-        slot = self._admission.admit(tenant)
-        handle = self._get_configured_serve_handle(self._settings.config.model.id)
-        exchange = Exchange(
-            send=lambda _: getattr(handle, method).remote(engine_request, RawRequestInfo(headers={})),
-            fields={},
-            limits=self._context,
-            timeout_s=self._settings.config.gateway.request_timeout_s,
-            on_retry=self._metrics.count_retry,
-        )
-        try:
-            opened = await exchange.open()
-            return JSONResponse(opened.first.model_dump())
-        finally:
-            exchange.close()
-            slot.free()
-
-
-class EventStream(StreamingResponse):
-    """A stream that gives back what it holds also when the client leaves before it begins."""
-
-    def __init__(self, events: AsyncIterator[str], headers: dict[str, str], on_end: Any) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"})
-        self._on_end = on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
 
 
 def _completion_tokens(content: Any) -> int:

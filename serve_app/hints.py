@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag
 from serve_app.identity import (
     AGENT_FIELDS,
     AGENT_HEADERS,
@@ -32,6 +32,9 @@ MAX_REPORT_CHARS = 512
 
 MAX_PRIORITY = 10
 """A client may put its own request back by up to this much (lower is earlier), never ahead of others."""
+
+AHEAD_PRIORITY = MAX_PRIORITY + 1
+"""Of requests that nobody has asked for yet."""
 
 FORWARDED_HEADERS = frozenset({"content-type", "user-agent", "accept", "traceparent", "tracestate"})
 """The only headers that reach a replica; vLLM lets others override the body (`x-vllm-priority`)."""
@@ -94,10 +97,11 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[int
     return _priority(body, report), report
 
 
-def engine_fields(tag: OwnerTag, salt: str, priority: int) -> dict[str, Any]:
-    """The fields of the engine's request that only the gateway sets. The request id is fresh."""
+def engine_fields(tag: OwnerTag, salt: str, priority: int, avoid: str | None = None) -> dict[str, Any]:
+    """The fields of the engine's request that only the gateway sets. The request id is fresh. `avoid` names a
+    request whose replica is to be taken last."""
     return {
-        "vllm_xargs": {OWNER_XARG: tag.encode()},
+        "vllm_xargs": {OWNER_XARG: tag.encode(), **({AVOID_XARG: avoid} if avoid is not None else {})},
         "cache_salt": salt,
         "priority": priority,
         "session_id": tag.session,

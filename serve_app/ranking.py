@@ -1,19 +1,14 @@
-"""Which replica should serve a request: a pure function of what the process already knows.
+"""What each replica is to a request: a pure function of what the process already knows.
 
-    score = cached_weight * tokens expected in the cache there
-          + reach_weight  * tokens there of the session's likely next agents, by probability
-          - load_weight   * requests in flight there * what a request costs
-
-all in prompt tokens. A replica that has `hot_requests` more in flight than the least busy one comes
-after all that don't: following prefixes alone makes a hot spot. Ties go to the replica where the session
-was last, since what is computed ahead for it is computed there; then to the one chosen longest ago, so a
-new one isn't drowned and an empty cluster is filled evenly.
+The policies of the router's seat put these offers in order (`runtime_actor/policies/routing.py`); without one it is
+stock's, power of two choices.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from runtime_actor.policies.base import ReplicaOffer
 from runtime_actor.tables import ReachTables
 from serve_app.routing_state import ClusterView, ReplicaView, SessionView
 
@@ -22,14 +17,6 @@ MIN_REQUEST_COST_TOKENS = 256
 
 MIN_USEFUL_TOKENS = 64
 """Less in a cache is no reason to prefer a replica: the few tokens that every prompt shares would else draw all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankingWeights:
-    cached_weight: float = 1.0
-    reach_weight: float = 0.5
-    load_weight: float = 1.0
-    hot_requests: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +38,26 @@ class RankingInput:
     agent_places: Mapping[str, int] = field(default_factory=dict)
 
 
-def rank(request: RankingInput, view: ClusterView, weights: RankingWeights) -> list[str]:
-    """All replicas of `request.loads`, best first."""
-    least = min(request.loads.values(), default=0)
+def offers(request: RankingInput, view: ClusterView | None, order: Sequence[str]) -> list[ReplicaOffer]:
+    """One for each replica of `order`; `view` None: there is no fresh one."""
     cost = _request_cost(request.session)
     last = _last_place(request.session)
-
-    def key(replica: str) -> tuple[bool, float, int, bool, float]:
-        load = request.loads[replica]
-        score = (
-            weights.cached_weight * cached_tokens(request, view, replica)
-            + weights.reach_weight * reach_tokens(request, view, replica)
-            - weights.load_weight * load * cost
+    place = request.session.places.get(request.agent) if request.session is not None else None
+    home = place[0] if place is not None else last
+    return [
+        ReplicaOffer(
+            replica=replica,
+            load=request.loads[replica],
+            cached_tokens=cached_tokens(request, view, replica) if view is not None else 0.0,
+            reach_tokens=reach_tokens(request, view, replica) if view is not None else 0.0,
+            cost_tokens=cost,
+            is_last=replica == last,
+            is_home=replica == home,
+            chosen_s=request.chosen_s.get(replica, float("-inf")),
+            is_known=view is not None,
         )
-        is_hot = load - least >= weights.hot_requests
-        return is_hot, -score, load, replica != last, request.chosen_s.get(replica, float("-inf"))
-
-    return sorted(request.loads, key=key)
+        for replica in order
+    ]
 
 
 def cached_tokens(request: RankingInput, view: ClusterView, replica: str) -> float:
@@ -109,19 +99,6 @@ def by_load(loads: Mapping[str, int], choices: random.Random) -> list[str]:
     if len(replicas) >= 2 and loads[replicas[1]] < loads[replicas[0]]:
         replicas[0], replicas[1] = replicas[1], replicas[0]
     return replicas
-
-
-def with_affinity(ranked: Sequence[str], request: RankingInput, weights: RankingWeights) -> list[str]:
-    """The same order with the replica first that served this agent of this session, else where the session was last;
-    a hot one stays where it is."""
-    place = request.session.places.get(request.agent) if request.session is not None else None
-    home = place[0] if place is not None else _last_place(request.session)
-    if home is None or home not in request.loads:
-        return list(ranked)
-    least = min(request.loads.values())
-    if request.loads[home] - least >= weights.hot_requests:
-        return list(ranked)
-    return [home, *(replica for replica in ranked if replica != home)]
 
 
 def _session_tokens(session: SessionView | None, agent: str, replica: str) -> int:

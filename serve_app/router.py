@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag
 from serve_app import ranking, routing_state
 from serve_app.identity import PREAMBLE_TOKENS, preamble_of
 from serve_app.recognition.canonical import LEADING_ROLES
@@ -30,20 +30,10 @@ OTHERS_COUNT_S = 2.0
 
 
 class AgentRequestRouter(RequestRouter):
-    """Ranks replicas by expected cached tokens, reach of the next agents, and load."""
+    """Power of two choices, unless a policy of the router's seat orders the replicas."""
 
-    def initialize_state(
-        self,
-        cached_weight: float = 1.0,
-        reach_weight: float = 0.5,
-        load_weight: float = 1.0,
-        hot_requests: int = 4,
-        max_snapshot_age_s: float = 5.0,
-        enabled: bool = True,
-    ) -> None:
-        self._weights = ranking.RankingWeights(cached_weight, reach_weight, load_weight, hot_requests)
+    def initialize_state(self, max_snapshot_age_s: float = 5.0) -> None:
         self._max_snapshot_age_s = max_snapshot_age_s
-        self._enabled = enabled
         self._random = random.Random()
         self._in_flight: dict[str, dict[str, float]] = {}
         self._chosen_s: dict[str, float] = {}
@@ -59,7 +49,7 @@ class AgentRequestRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         try:
-            order = self._order(by_name, pending_request)
+            order = _avoiding(self._order(by_name, pending_request), pending_request)
         except Exception:
             self._failures += 1
             if self._failures in (1, 10, 100) or self._failures % 1000 == 0:
@@ -73,6 +63,7 @@ class AgentRequestRouter(RequestRouter):
         now_s = time.monotonic()
         self._in_flight.setdefault(name, {})[pending_request.metadata.internal_request_id] = now_s
         self._chosen_s[name] = now_s
+        routing_state.STATE.note_sent(_request_id(pending_request), name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Fires for rejected requests too: a set of ids can't go below what was routed."""
@@ -96,8 +87,9 @@ class AgentRequestRouter(RequestRouter):
         loads = {name: self._load(name) for name in by_name}
         state = routing_state.STATE
         tag = _owner(pending_request)
-        if tag is None or not self._enabled:
-            return ranking.by_load(loads, self._random)
+        order = ranking.by_load(loads, self._random)
+        if tag is None or not state.policies.is_active:
+            return order
         request = ranking.RankingInput(
             workload=tag.workload,
             agent=tag.agent,
@@ -108,11 +100,9 @@ class AgentRequestRouter(RequestRouter):
             preamble_tokens=_preamble_tokens(pending_request),
             agent_places=state.agent_places(tag.workload, tag.agent),
         )
-        if state.view_age_s > self._max_snapshot_age_s:
-            state.count_routing(fallback=True)
-            return ranking.with_affinity(ranking.by_load(loads, self._random), request, self._weights)
-        state.count_routing(fallback=False)
-        return ranking.rank(request, state.view, self._weights)
+        is_fresh = state.view_age_s <= self._max_snapshot_age_s
+        state.count_routing(fallback=not is_fresh)
+        return state.policies.ordered(ranking.offers(request, state.view if is_fresh else None, order))
 
     def _load(self, name: str) -> int:
         """Requests in flight there: what this process sent, and for a moment what the replica had from others.
@@ -133,6 +123,21 @@ def _owner(pending_request: PendingRequest | None) -> OwnerTag | None:
     arguments = pending_request.args if pending_request is not None else ()
     xargs = getattr(arguments[0], "vllm_xargs", None) if arguments else None
     return OwnerTag.decode(xargs[OWNER_XARG]) if isinstance(xargs, dict) and OWNER_XARG in xargs else None
+
+
+def _avoiding(order: list[str], pending_request: PendingRequest | None) -> list[str]:
+    """The same with the replica last that already has this request and doesn't answer."""
+    arguments = pending_request.args if pending_request is not None else ()
+    xargs = getattr(arguments[0], "vllm_xargs", None) if arguments else None
+    first = xargs.get(AVOID_XARG) if isinstance(xargs, dict) else None
+    slow = routing_state.STATE.sent_to(first) if isinstance(first, str) else None
+    return sorted(order, key=lambda name: name == slow) if slow is not None else order
+
+
+def _request_id(pending_request: PendingRequest) -> str:
+    """The engine's, as the gateway made it; "" for other calls."""
+    found = getattr(pending_request.args[0], "request_id", "") if pending_request.args else ""
+    return found if isinstance(found, str) else ""
 
 
 def _preamble_tokens(pending_request: PendingRequest | None) -> int:

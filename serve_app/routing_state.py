@@ -14,6 +14,7 @@ from typing import Any
 from runtime_actor.errors import MessageError
 from runtime_actor.fair_map import FairMap
 from runtime_actor.tables import ReachTables
+from serve_app.policies.router_seat import RouterSeat
 
 MAX_SESSIONS = 16_384
 """Sessions whose last replica is remembered, shared fairly by tenants (`FairMap`); the longest silent is forgotten
@@ -38,6 +39,8 @@ SETTLED_S = 3.0
 UNSEEN_BLOCKS = 2
 """A prompt's last block is never complete in a cache: a session's own place, all there, still beats an anchor's."""
 
+MAX_SENT = 4096
+"""Requests whose replica is remembered, for one that is to be sent elsewhere a moment later."""
 MAX_TOKENS = 1 << 40
 MAX_REPLICAS = 4096
 MAX_WORKLOADS = 1024
@@ -103,6 +106,8 @@ class RoutingState:
         self._tables: dict[str, ReachTables] = {}
         self._sessions: FairMap[str, SessionPlace] = FairMap(max_sessions)
         self._agents: FairMap[str, OrderedDict[str, tuple[int, float]]] = FairMap(MAX_AGENTS)
+        self.policies = RouterSeat()
+        self._sent: OrderedDict[str, str] = OrderedDict()
         self.ranked = 0
         self.fallbacks = 0
 
@@ -192,6 +197,18 @@ class RoutingState:
         while len(places) > MAX_REPLICAS_PER_AGENT:
             places.popitem(last=False)
         self._agents.trim(workload)
+
+    def note_sent(self, request_id: str, replica: str) -> None:
+        """The router has given the engine's request of that id to `replica`."""
+        if request_id:
+            with self._lock:
+                self._sent[request_id] = replica
+                if len(self._sent) > MAX_SENT:
+                    self._sent.popitem(last=False)
+
+    def sent_to(self, request_id: str) -> str | None:
+        with self._lock:
+            return self._sent.get(request_id)
 
     def end_session(self, workload: str, session: str) -> None:
         with self._lock:

@@ -133,7 +133,7 @@ class SimulatedBench:
         made._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
         made._routing = RoutingState()
         made._client = actor
-        made._policies = desk_of(made._settings)
+        made._policies = desk_of(made._settings, made._launch, made._routing.policies)
         made._memo = MemoDesk(made._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
         made._exchange = GatewayExchange("g", actor.exchange, made._routing, made._policies)
         made._began_s = 1.0

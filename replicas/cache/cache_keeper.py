@@ -60,6 +60,7 @@ class Arrival:
     prompt_token_ids: Sequence[int] | None
     cache_salt: str | None
     lora_name: str | None
+    priority: int = 0
 
 
 def _guarded(
@@ -132,7 +133,7 @@ class CacheKeeper:
     def arrived(self, arrival: Arrival) -> None:
         self._floors.look()
         tag = _tag_of(arrival.extra_args)
-        claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes)
+        claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes, arrival.priority)
         if tag is None or claim.agent is None:
             return
         if claim.is_warmup:

@@ -94,6 +94,7 @@ class Session:
         "last_s",
         "others",
         "previous",
+        "share",
         "term",
         "threads",
         "visits",
@@ -109,6 +110,8 @@ class Session:
         self.gap_ratio_sum = 0.0
         self.gap_count = 0
         self.active = 0
+        self.share = 1.0
+        """What its last request's priority leaves of its values."""
         self.threads: dict[str, Threads[BlockOwner]] = {}
         self.visits: dict[str, int] = {}
         """Requests of each agent, at most MAX_VISITS; agents beyond MAX_COUNTED_AGENTS aren't counted."""
@@ -143,11 +146,12 @@ class Session:
             self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
 
     def standing(self, tables: ReachTables, now_s: float) -> tuple[NDArray[np.float32], float]:
-        """(values at its last request [n], factor of its silence since)."""
+        """(values at its last request [n], factor of its silence since and of its priority)."""
         current = tables.index(self.current)
         previous = tables.index(self.previous) if self.previous else tables.start
         visits = self.visits.get(self.current, ANY_VISITS)
-        return tables.standing(previous, current, visits, self._silence_s(now_s))
+        values, alive = tables.standing(previous, current, visits, self._silence_s(now_s))
+        return values, alive * self.share
 
     def _silence_s(self, now_s: float) -> float:
         """Seconds of silence, on the scale of the table's gaps; none while a request waits or runs.

@@ -16,7 +16,7 @@ from replicas.cache.claim import Claim
 from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
 from replicas.cache.peer_owners import PeerOwners
 from replicas.cache.peers import PEERS, peer_order
-from replicas.cache.settings import ValueSettings
+from replicas.cache.settings import MAX_PRIORITY_STEPS, ValueSettings
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
 from runtime_actor.fair_map import FairMap
@@ -71,8 +71,8 @@ class OwnerDirectory:
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def arrive(self, request_id: str, tag: OwnerTag | None, block_hashes: Sequence[bytes]) -> Claim:
-        """A request joined the waiting queue; its owners' blocks are needed next."""
+    def arrive(self, request_id: str, tag: OwnerTag | None, block_hashes: Sequence[bytes], priority: int = 0) -> Claim:
+        """A request joined the waiting queue; its owners' blocks are needed next. `priority`: lower is earlier."""
         if tag is None:
             claim = Claim(request_id, None, self.nobody)
         elif tag.request_kind == WARMUP:
@@ -80,6 +80,8 @@ class OwnerDirectory:
             claim.agent = (tag.workload, tag.agent)
         else:
             claim = self._claim(request_id, tag, block_hashes)
+            if claim.session is not None and priority <= MAX_PRIORITY_STEPS:
+                claim.session.share = self.settings.priority_share ** max(priority, 0)
         self._sequence += 1
         claim.sequence = self._sequence
         self.claims[request_id] = claim

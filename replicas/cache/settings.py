@@ -11,6 +11,9 @@ MAX_FLOOR = 0.8
 
 POLICIES = ("reach", "anchors", "lru", *PEERS)
 
+MAX_PRIORITY_STEPS = 10
+"""A client's lowest priority; what is lower was started before its client asked, and says nothing of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueSettings:
@@ -20,10 +23,13 @@ class ValueSettings:
     silence is looked at. refresh_s: how late a value may be where a session that is known moved on.
     tenant_floor: the part of an equal share of the cache that each of several tenants keeps, whatever the
     others do; 0 for none.
+    priority_share: what is left of the value of a session's KV for each step by which its last request was put back
+    (a priority above 0); 1 pays no attention to priorities.
     """
 
     policy: str = "reach"
     weight: float = 1.0
+    priority_share: float = 1.0
     arrival_share: float = 1.0
     learn_reuse: bool = True
     tick_s: float = 1.0
@@ -41,5 +47,7 @@ class ValueSettings:
             raise ValueError(f"weight must be within [0, 1], got {self.weight}")
         if not 0.0 <= self.tenant_floor <= MAX_FLOOR:
             raise ValueError(f"tenant_floor must be within [0, {MAX_FLOOR:g}], got {self.tenant_floor}")
+        if not 0.0 < self.priority_share <= 1.0:
+            raise ValueError(f"priority_share must be within (0, 1], got {self.priority_share}")
         if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
             raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")

@@ -100,11 +100,13 @@ class SimulatedCache:
             found.append(block)
         return found
 
-    def arrive(self, request_id: str, tag: OwnerTag | None, prompt: Prompt) -> tuple[Claim, list[bytes]]:
+    def arrive(
+        self, request_id: str, tag: OwnerTag | None, prompt: Prompt, priority: int = 0
+    ) -> tuple[Claim, list[bytes]]:
         """A request joined the queue; its anchor, if it has one that is new, can be taken."""
         self._floors.look()
         hashes = prefix_hashes(prompt, self.block_size)
-        claim = self.directory.arrive(request_id, tag, hashes)
+        claim = self.directory.arrive(request_id, tag, hashes, priority)
         if tag is not None and tag.request_kind != WARMUP and claim.anchor_tokens:
             tokens = claim.anchor_tokens
             boundary = hashes[tokens // self.block_size - 1]

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from replicas.cache.settings import ValueSettings
+from replicas.simulation.adapters import SimulatedAdapters
 from replicas.simulation.cache import Allocation, Prompt, SimulatedCache
 from runtime_actor.errors import EngineGone
 from runtime_actor.messages import OwnerTag
@@ -33,6 +34,8 @@ class CostModel:
     num_blocks: int = number(1024, 2, 1 << 24)
     block_size: int = number(32, 1, 1024)
     max_model_len: int = number(8192, 2, 1 << 22)
+    adapter_slots: int = number(2, 1, 1024)
+    adapter_load_s: float = number(0.01, 0.0, 60.0)
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class SimulatedCore:
         self.cache = SimulatedCache(
             num_blocks=cost.num_blocks, block_size=cost.block_size, values=self.values, clock=clock
         )
+        self.adapters = SimulatedAdapters(cost.adapter_slots, cost.adapter_load_s)
         self.running = 0
         self.is_dead = False
         self._thawed = asyncio.Event()
@@ -111,6 +115,8 @@ class SimulatedCore:
         """Numbers of the tokens generated, from 1; closing it ends the request. The caller has checked
         `fits`."""
         await self.between_steps()
+        if request.prompt.lora_name is not None:
+            await self.adapters.use(request.prompt.lora_name)
         allocation = await self._admit(request)
         try:
             await self._prefill(request, allocation)
@@ -122,7 +128,7 @@ class SimulatedCore:
 
     async def _admit(self, request: SimulatedRequest) -> Allocation:
         """Wait for a place and for blocks, in order."""
-        claim, hashes = self.cache.arrive(request.request_id, request.tag, request.prompt)
+        claim, hashes = self.cache.arrive(request.request_id, request.tag, request.prompt, request.priority)
         prompt_tokens = len(request.prompt.token_ids)
         waiter = _Waiter(request.priority, next(self._numbers))
         heapq.heappush(self._waiters, waiter)

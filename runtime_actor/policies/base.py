@@ -6,7 +6,7 @@ priorities, forecasts, orders and verdicts, and the host (`host.py`) combines wh
 | primitive | hook | called by |
 |---|---|---|
 | observe | `observe` | whoever hosts the policy, for every event |
-| score | `score`, `score_tables`, `order` | the actor (what a cache keeps); a queue (who goes next) |
+| score | `score`, `score_tables`, `order` | the actor (what a cache keeps); a queue (who goes next); the router |
 | predict | `predict` | the actor |
 | act | `act`, `admit`, `output` | the actor (prefetches); the gateway (a request, an answer) |
 
@@ -46,8 +46,10 @@ T = TypeVar("T")
 ACTOR = "actor"
 GATEWAY = "gateway"
 ENGINE = "engine"
-SEATS = (ACTOR, GATEWAY, ENGINE)
-"""Where a policy can run: the runtime actor, each gateway process, each engine process."""
+ROUTER = "router"
+SEATS = (ACTOR, GATEWAY, ENGINE, ROUTER)
+"""Where a policy can run: the runtime actor, each gateway process, each engine process, each router, which is a
+thread of a gateway's process."""
 
 
 # --- what is scored and ordered ---------------------------------------------------------------------
@@ -83,9 +85,8 @@ class RequestView:
     ttft_slo_s: float | None
     fields: Mapping[str, Any]
     model: str = ""
-    is_readable: bool = True
-    """Whether `fields` are those of chat completions or completions, and the answer passes the output filters. Other
-    routes have forms of their own, which no policy reads yet."""
+    method: str = ""
+    """The engine's: chat (Messages too), completions or responses, whose form `fields` have ("": not told)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,27 @@ class QueuedPrefill:
     group: str
     is_resident: bool
     follows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOffer:
+    """A replica for one request. `cached_tokens` are expected there of its prompt, `reach_tokens` of its session's
+    next agents, weighted by their probability; `cost_tokens` is what a request in flight costs. `is_last`: the
+    session was there last; `is_home`: this agent of this session was, or where it never was, the session. `chosen_s`
+    is when it was last chosen, on any clock. `is_known`: the view of the cluster is fresh; else tokens are 0."""
+
+    replica: str
+    load: int
+    cached_tokens: float
+    reach_tokens: float
+    cost_tokens: float
+    is_last: bool
+    is_home: bool
+    chosen_s: float
+    is_known: bool
+
+
+Ordered = RequestView | QueuedPrefill | ReplicaOffer
 
 
 # --- what is observed beside the messages -----------------------------------------------------------
@@ -122,7 +144,9 @@ class RequestServed:
     """A request that was sent is over, whatever became of it.
 
     Prompt and cached tokens are the engine's, 0 if it never took the request. `ttft_s` counts from the arrival
-    and is None if no stream began; `waited_s` was in the gateway's queue, `held_s` in an engine.
+    and is None if no stream began; `waited_s` was in the gateway's queue, `held_s` in an engine. `was_ahead`: it
+    had been started as a guess. `answer` is the text of the first choice as the client got it, None unless a
+    policy reads answers, the answer came to its end, and it is no longer than MAX_ANSWER_CHARS.
     """
 
     request: RequestView
@@ -132,9 +156,26 @@ class RequestServed:
     ttft_s: float | None
     waited_s: float
     held_s: float
+    was_ahead: bool = False
+    answer: str | None = None
 
 
-Observation = Message | RequestSent | RequestRefused | RequestServed
+MAX_ANSWER_CHARS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class GuessEnded:
+    """A request that was to be started ahead became the client's, was thrown away after `wasted_tokens`, or (0 and
+    not joined) wasn't started at all."""
+
+    tenant: str
+    workload: str
+    session: str
+    is_joined: bool
+    wasted_tokens: int
+
+
+Observation = Message | RequestSent | RequestRefused | RequestServed | GuessEnded
 
 
 # --- what a policy may do ---------------------------------------------------------------------------
@@ -162,7 +203,32 @@ class InvalidateSuggestion:
     tool: str
 
 
-Suggestion = PrefetchSuggestion | InvalidateSuggestion
+@dataclass(frozen=True, slots=True)
+class GuessSuggestion:
+    """Start what `agent` will ask next in that session. It is given to the client if the session's next request
+    is exactly this one and comes within `wait_s`, and else thrown away. `tokens`: what it will probably cost."""
+
+    policy: str
+    tenant: str
+    workload: str
+    session: str
+    agent: str
+    method: str
+    fields: Mapping[str, Any]
+    tokens: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSuggestion:
+    """What each adapter is worth on `replica` now: the probability that it is needed there soon."""
+
+    policy: str
+    replica: str
+    values: Mapping[str, float]
+
+
+Suggestion = PrefetchSuggestion | InvalidateSuggestion | GuessSuggestion | AdapterSuggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +309,8 @@ class Policy(ABC):
     in_place: ClassVar[bool] = False
     reads_ttft_slo: ClassVar[bool] = False
     """Whether it makes use of `RequestView.ttft_slo_s`: the gateway reads that header only for such a policy."""
+    reads_answers: ClassVar[bool] = False
+    """Whether it makes use of `RequestServed.answer`, which is collected only for such a policy."""
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         """Raises ConfigurationError for settings that aren't allowed."""
@@ -272,7 +340,7 @@ class Policy(ABC):
         """Scores in bulk: workload -> tables that changed since the last call."""
         return {}
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> Sequence[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         """A key for each item, smallest first, all of one length; None: no opinion on that item."""
         return [None] * len(items)
 

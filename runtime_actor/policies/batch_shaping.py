@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from runtime_actor.policies.base import ENGINE, Clock, Policy, QueuedPrefill, RequestView
+from runtime_actor.policies.base import ENGINE, Clock, Ordered, Policy, QueuedPrefill
 from runtime_actor.settings import AnyPolicySettings, number
 
 AT_ONCE = (0.0,)
@@ -41,11 +41,11 @@ class BatchShapingPolicy(Policy):
         self.options = self.options_as(BatchShapingOptions)
         self._counts: Counter[str] = Counter()
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> Sequence[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         self._counts["ordered"] += 1
         return [self._key(item) for item in items]
 
-    def _key(self, item: RequestView | QueuedPrefill) -> tuple[float, ...] | None:
+    def _key(self, item: Ordered) -> tuple[float, ...] | None:
         if not isinstance(item, QueuedPrefill):
             return None
         if not item.is_resident:

@@ -7,20 +7,33 @@ import logging
 from collections.abc import Iterable
 
 from runtime_actor.errors import ConfigurationError
+from runtime_actor.policies.adapters import AdaptersPolicy
 from runtime_actor.policies.base import SEATS, Clock, Policy
 from runtime_actor.policies.batch_shaping import BatchShapingPolicy
 from runtime_actor.policies.deadline import DeadlinePolicy
 from runtime_actor.policies.fairness import FairnessPolicy
 from runtime_actor.policies.kv_cache import KvCachePolicy
 from runtime_actor.policies.memo import MemoPolicy
+from runtime_actor.policies.routing import RoutingPolicy
 from runtime_actor.policies.safety import SafetyPolicy
+from runtime_actor.policies.speculation import SpeculationPolicy
 from runtime_actor.settings import AnyPolicySettings, PluggedSettings
 
 logger = logging.getLogger(__name__)
 
 OWN: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (KvCachePolicy, MemoPolicy, FairnessPolicy, DeadlinePolicy, BatchShapingPolicy, SafetyPolicy)
+    for policy in (
+        KvCachePolicy,
+        MemoPolicy,
+        FairnessPolicy,
+        DeadlinePolicy,
+        BatchShapingPolicy,
+        SafetyPolicy,
+        SpeculationPolicy,
+        RoutingPolicy,
+        AdaptersPolicy,
+    )
 }
 
 
@@ -67,6 +80,14 @@ def make_seated(settings: Iterable[AnyPolicySettings], seat: str, substrate: Clo
         except ConfigurationError as error:
             logger.error("policy %s left out: %s", entry.name, error)
     return made
+
+
+def seat_of(settings: AnyPolicySettings) -> str | None:
+    """None for one that can't be made."""
+    try:
+        return class_of(settings).seat
+    except ConfigurationError:
+        return None
 
 
 def make(settings: AnyPolicySettings, substrate: Clock) -> Policy:

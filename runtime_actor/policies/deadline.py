@@ -18,8 +18,8 @@ from runtime_actor.policies.base import (
     GATEWAY,
     Clock,
     Observation,
+    Ordered,
     Policy,
-    QueuedPrefill,
     Refusal,
     RequestRefused,
     RequestSent,
@@ -40,12 +40,14 @@ MIN_SERVED = 8
 class DeadlineOptions:
     """`default_slo_s` is what requests that say nothing are ordered by; they are never refused. `shed` false
     only orders. `margin`: refused is what would take longer than so many times its deadline. Each step of a
-    client's own priority (0 to 10, lower is earlier) puts a request back by `priority_step_s`."""
+    client's own priority (0 to 10, lower is earlier) puts a request back by `priority_step_s`, and leaves its
+    session's cached KV `cache_share` of its value; 1 keeps all alike."""
 
     default_slo_s: float = number(30.0, 0.001, 3600.0)
     priority_step_s: float = number(10.0, 0.0, 3600.0)
     margin: float = number(1.2, 0.1, 100.0)
     shed: bool = True
+    cache_share: float = number(0.8, 0.01, 1.0)
 
 
 class Mean:
@@ -107,7 +109,7 @@ class DeadlinePolicy(Policy):
             self._waiting[request.request_id] = self.due_s(request)
         return None
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> Sequence[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         return [(self.due_s(item),) if isinstance(item, RequestView) else None for item in items]
 
     def observe(self, event: Observation) -> None:
@@ -140,8 +142,9 @@ class DeadlinePolicy(Policy):
         if event.ttft_s is None:
             return
         computed = max(1, event.prompt_tokens - event.cached_tokens)
-        in_engine_s = max(0.0, event.ttft_s - event.waited_s)
-        self._seconds_per_token.add(in_engine_s / computed)
+        if not event.was_ahead:
+            in_engine_s = max(0.0, event.ttft_s - event.waited_s)
+            self._seconds_per_token.add(in_engine_s / computed)
         if request.ttft_slo_s is not None:
             self._counts["met" if event.ttft_s <= request.ttft_slo_s else "missed"] += 1
 

@@ -19,8 +19,8 @@ from runtime_actor.policies.base import (
     GATEWAY,
     Clock,
     Observation,
+    Ordered,
     Policy,
-    QueuedPrefill,
     Refusal,
     RequestRefused,
     RequestSent,
@@ -175,10 +175,10 @@ class FairnessPolicy(Policy):
                 del self._agents[tenant]
                 return
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> Sequence[tuple[float, ...] | None]:
+    def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         return [self._key(item) for item in items]
 
-    def _key(self, item: RequestView | QueuedPrefill) -> tuple[float, ...] | None:
+    def _key(self, item: Ordered) -> tuple[float, ...] | None:
         charge = self._charges.get(item.request_id) if isinstance(item, RequestView) else None
         if charge is None:
             return None

@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from runtime_actor.errors import AgentRuntimeError
-from runtime_actor.policies.base import Policy
+from runtime_actor.policies.base import Observation, Policy
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MAX_UNSEEN = 32
+"""Events that a policy on a thread of its own is behind at most; one that hangs misses the oldest."""
 MAX_HANGS = 3
 """A policy that so often failed to answer in time is switched off, whatever the bound of its other failures."""
 
@@ -114,6 +116,8 @@ class Hosted:
     slow: int = 0
     switched_off: bool = False
     worker: Worker | None = None
+    unseen: list[Observation] = field(default_factory=list)
+    """Events that the policy sees before its next call."""
 
     @property
     def name(self) -> str:
@@ -141,6 +145,15 @@ class Hosted:
             self.worker = None
 
 
+def _see(policy: Policy, events: list[Observation], errors: list[str]) -> None:
+    """A policy that raises at one of them has still seen the others."""
+    for event in events:
+        try:
+            policy.observe(event)
+        except Exception as error:  # noqa: BLE001 - whatever a policy raises stays here
+            errors.append(repr(error)[:200])
+
+
 class Guard:
     """`limit_s` is what a call may take, `failure_limit` after how many failures a policy is switched off."""
 
@@ -148,9 +161,21 @@ class Guard:
         self._failure_limit = failure_limit
         self._limit_s = limit_s
 
+    def defer(self, hosted: Hosted, event: Observation) -> None:
+        """Have the policy see the event before its next call, or now where many wait."""
+        if not hosted.enabled:
+            return
+        hosted.unseen.append(event)
+        if len(hosted.unseen) >= MAX_UNSEEN:
+            try:
+                self.call(hosted, "observe", lambda _: None)
+            except PolicyFailed:
+                del hosted.unseen[:-MAX_UNSEEN]
+
     def call(self, hosted: Hosted, primitive: str, job: Callable[[Policy], T]) -> T:
         """The policy's answer. Raises PolicyFailed; the failure has been counted and logged by then."""
         if not hosted.enabled:
+            hosted.unseen.clear()
             raise PolicyFailed(f"{hosted.name} is switched off")
         hosted.calls[primitive] += 1
         try:
@@ -182,7 +207,20 @@ class Guard:
         elif hosted.worker.is_busy and not hosted.worker.came_back():
             raise BusyPolicy
         policy = hosted.policy
-        return hosted.worker.call(lambda: job(policy), self._limit_s)
+        unseen, hosted.unseen = hosted.unseen, []
+        if not unseen:
+            return hosted.worker.call(lambda: job(policy), self._limit_s)
+        errors: list[str] = []
+
+        def seen_first() -> T:
+            _see(policy, unseen, errors)
+            return job(policy)
+
+        try:
+            return hosted.worker.call(seen_first, self._limit_s)
+        finally:
+            for error in errors:
+                self._failed(hosted, "observe", error)
 
     def _failed(self, hosted: Hosted, primitive: str, reason: str) -> None:
         hosted.failures += 1

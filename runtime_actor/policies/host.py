@@ -10,17 +10,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from runtime_actor.policies.base import (
+    AdapterSuggestion,
     CacheOwner,
+    GuessSuggestion,
     InvalidateSuggestion,
     Observation,
+    Ordered,
     OutputFilter,
     Policy,
     PrefetchSuggestion,
-    QueuedPrefill,
     Refusal,
     RequestView,
     Rewrite,
@@ -31,7 +34,10 @@ from runtime_actor.settings import PolicySettings
 from runtime_actor.tables import ReachTables
 
 T = TypeVar("T")
+S = TypeVar("S", PrefetchSuggestion, InvalidateSuggestion, GuessSuggestion, AdapterSuggestion)
 
+MAX_OPEN = 4096
+"""Suggestions of one kind that nobody has asked for; beyond it the oldest is dropped."""
 CALL_LIMIT_S = 2.0
 """What a call into a policy may take, unless its host allows less."""
 LAST = (math.inf,)
@@ -43,6 +49,7 @@ class PolicyHost:
     def __init__(self, policies: Sequence[Policy], failure_limit: int, limit_s: float = CALL_LIMIT_S) -> None:
         self._hosted = [Hosted(policy) for policy in policies]
         self._guard = Guard(failure_limit, limit_s)
+        self._open: dict[type[Suggestion], deque[Suggestion]] = {}
 
     @property
     def policies(self) -> Sequence[Hosted]:
@@ -54,10 +61,16 @@ class PolicyHost:
         self.observe_all((event,))
 
     def observe_all(self, events: Sequence[Observation]) -> None:
-        """A policy that raises at one of them has still seen the others."""
+        """A policy that raises at one of them has still seen the others. One on a thread of its own sees them before
+        its next call of any kind, since handing each over would cost as much as that call."""
         for hosted in self._hosted:
+            if not _has(hosted, "observe"):
+                continue
             for event in events:
-                self._ask(hosted, "observe", functools.partial(_observe, event))
+                if hosted.policy.in_place:
+                    self._ask(hosted, "observe", functools.partial(_observe, event))
+                else:
+                    self._guard.defer(hosted, event)
 
     def forget(self, workload: str) -> None:
         for hosted in self._hosted:
@@ -84,10 +97,12 @@ class PolicyHost:
             merged = {**tables, **merged}
         return merged
 
-    def order(self, items: Sequence[RequestView | QueuedPrefill]) -> list[tuple[float, ...]]:
+    def order(self, items: Sequence[Ordered]) -> list[tuple[float, ...]]:
         """A key for each item, smallest first; all equal where no policy has an opinion."""
         keys: list[tuple[float, ...]] = [()] * len(items)
         for hosted in self._hosted:
+            if not _has(hosted, "order"):
+                continue
             own = self._ask(hosted, "order", lambda policy: _keys(policy.order(items), len(items)))
             if own is not None:
                 length = max((len(key) for key in own if key is not None), default=0)
@@ -111,24 +126,33 @@ class PolicyHost:
     def act(self) -> list[PrefetchSuggestion]:
         """Prefetches, highest value first."""
         found: dict[tuple[str, str, str], PrefetchSuggestion] = {}
-        for hosted in self._hosted:
-            for suggestion in self._suggested(hosted):
-                if not isinstance(suggestion, PrefetchSuggestion):
-                    continue
-                hosted.decisions[suggestion.workload] += 1
-                named = dataclasses.replace(suggestion, policy=hosted.name)
-                found.setdefault((suggestion.replica, suggestion.workload, suggestion.agent), named)
+        for suggestion in self.suggestions(PrefetchSuggestion):
+            found.setdefault((suggestion.replica, suggestion.workload, suggestion.agent), suggestion)
         return sorted(found.values(), key=lambda s: -s.value)
 
     def invalidations(self) -> list[InvalidateSuggestion]:
-        return [s for hosted in self._hosted for s in self._suggested(hosted) if isinstance(s, InvalidateSuggestion)]
+        return self.suggestions(InvalidateSuggestion)
 
-    def _suggested(self, hosted: Hosted) -> Sequence[Suggestion]:
-        return self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or ()
+    def guesses(self) -> list[GuessSuggestion]:
+        return self.suggestions(GuessSuggestion)
+
+    def suggestions(self, kind: type[S]) -> list[S]:
+        """Those of that kind since the last call; what else came up is kept for who asks for it."""
+        for hosted in self._hosted:
+            if not _has(hosted, "act"):
+                continue
+            for suggestion in self._ask(hosted, "act", lambda policy: _suggestions(policy.act())) or ():
+                if isinstance(suggestion, (PrefetchSuggestion, GuessSuggestion)):
+                    hosted.decisions[suggestion.workload] += 1
+                named = dataclasses.replace(suggestion, policy=hosted.name)
+                self._open.setdefault(type(named), deque(maxlen=MAX_OPEN)).append(named)
+        return [s for s in self._open.pop(kind, ()) if isinstance(s, kind)]
 
     def admit(self, request: RequestView) -> tuple[RequestView, Refusal | None]:
         """The request as it is to go on, and why it must not."""
         for hosted in self._hosted:
+            if hosted.enabled and not _has(hosted, "admit"):
+                continue
             try:
                 verdict = self._guard.call(hosted, "admit", functools.partial(_admit, request))
             except PolicyFailed:
@@ -147,6 +171,8 @@ class PolicyHost:
         """The filters for one choice of the answer. Raises PolicyFailed where one fails closed."""
         filters = []
         for hosted in self._hosted:
+            if hosted.enabled and not _has(hosted, "output"):
+                continue
             try:
                 made = self._guard.call(hosted, "output", lambda policy: policy.output(request))
             except PolicyFailed:
@@ -232,6 +258,12 @@ class HostedFilter:
             return text
 
 
+def _has(hosted: Hosted, hook: str) -> bool:
+    """Whether the policy has something to say there: what it left out is no opinion, and needs no call."""
+    policy = hosted.policy
+    return getattr(type(policy), hook) is not getattr(Policy, hook) or hook in vars(policy)
+
+
 def unjudged(name: str) -> Refusal:
     return Refusal(503, "policy_unavailable", f"The policy `{name}` can't judge this request now.", retry_after_s=1.0)
 
@@ -278,7 +310,7 @@ def _keys(keys: Sequence[tuple[float, ...] | None], count: int) -> Sequence[tupl
 def _suggestions(suggestions: Sequence[Suggestion]) -> Sequence[Suggestion]:
     for suggestion in suggestions:
         is_prefetch = isinstance(suggestion, PrefetchSuggestion) and math.isfinite(suggestion.value)
-        if not is_prefetch and not isinstance(suggestion, InvalidateSuggestion):
+        if not is_prefetch and not isinstance(suggestion, (InvalidateSuggestion, GuessSuggestion, AdapterSuggestion)):
             raise TypeError(f"act: {type(suggestion).__name__} is no suggestion with a finite value")
     return suggestions
 

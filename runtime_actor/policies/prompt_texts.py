@@ -7,13 +7,16 @@ from typing import Any
 
 Change = Callable[[str], str]
 
-TEXT_KEYS = frozenset({"content", "text", "refusal", "reasoning", "reasoning_content", "arguments", "description"})
+TEXT_KEYS = frozenset(
+    {"content", "text", "refusal", "reasoning", "reasoning_content", "arguments", "description", "output"}
+)
 MAX_DEPTH = 64
 """As deep as a body may be."""
 
 
 def texts(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Messages with their parts and tool calls, completion prompts, descriptions of tools."""
+    """Messages with their parts and tool calls, completion prompts, descriptions of tools; of Responses the
+    instructions and the input's items."""
     found: list[str] = []
 
     def note(text: str) -> str:
@@ -27,9 +30,12 @@ def texts(fields: Mapping[str, Any]) -> Iterator[str]:
 def mapped_texts(fields: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """A copy with each text changed; what has none is shared with the original."""
     changed = dict(fields)
-    for name in ("messages", "tools"):
+    for name in ("messages", "tools", "input"):
         if isinstance(fields.get(name), list):
             changed[name] = [_mapped(item, change, MAX_DEPTH) for item in fields[name]]
+    for name in ("instructions", "input"):
+        if isinstance(fields.get(name), str):
+            changed[name] = change(fields[name])
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         changed["prompt"] = change(prompt)

@@ -109,9 +109,6 @@ class SafetyPolicy(Policy):
             if self.options.default == "allow":
                 return None
             return self._refuse(request, "agent_not_allowed", "no rule allows this agent", 403)
-        if not request.is_readable and _reads(rule):
-            refusal = self._unjudged(request, "unreadable_route")
-            return refusal or self._check_transition(request, rule) or self._check_budgets(request, rule)
         return (
             self._check_names(request, rule)
             or self._check_transition(request, rule)
@@ -280,11 +277,6 @@ class _Filter:
                 self._request, "withheld" if self._scanner.is_ended else "redacted", f"output: {hits[-1]}"
             )
         return text
-
-
-def _reads(rule: Compiled) -> bool:
-    """Whether it looks into what is asked or answered."""
-    return bool(rule.prompt or rule.output or rule.rule.forbidden_sequences) or rule.rule.tools is not None
 
 
 def _who(request: RequestView) -> tuple[str, str]:

@@ -103,20 +103,28 @@ def _compile(rule: AgentRule, path: str) -> Compiled:
 
 
 def offered_tools(fields: Mapping[str, Any]) -> Iterator[str]:
-    for tool in _objects(fields.get("tools")):
+    """By name, in the form of chat completions or of Responses, where a namespace holds others."""
+    waiting = list(_objects(fields.get("tools")))
+    while waiting:
+        tool = waiting.pop()
         function = tool.get("function")
         if isinstance(function, Mapping):
             yield str(function.get("name"))
+        elif "name" in tool and tool.get("type") != "namespace":
+            yield str(tool["name"])
+        waiting += _objects(tool.get("tools"))
 
 
 def called_tools(fields: Mapping[str, Any]) -> list[str]:
-    """Names of all tool calls in the history, in order."""
-    return [
+    """Names of all tool calls in the history, in order; in Responses they are items of the input."""
+    called = [
         str(call["function"].get("name"))
         for message in _objects(fields.get("messages"))
         for call in _objects(message.get("tool_calls"))
         if isinstance(call.get("function"), Mapping)
     ]
+    items = _objects(fields.get("input"))
+    return called + [str(item.get("name")) for item in items if item.get("type") == "function_call"]
 
 
 def contains_sequence(called: Sequence[str], sequence: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from runtime_actor.policies.guard import PolicyFailed
 from runtime_actor.policies.host import HostedFilter, unjudged
 from serve_app.http.errors import ApiError
+from serve_app.policies.whole_texts import change_answer
 
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
 MAX_CHOICES = 128
@@ -36,6 +37,9 @@ class AnswerFilter:
         try:
             for choice in _choices(body):
                 self._choice(choice, choice.get("message"), ends=True)
+            if "choices" not in body:
+                # Of Messages, whose streams pass here as chat completions and whose whole answers don't.
+                change_answer(body, lambda text: passed(self._make(), text, ends=True))
         except PolicyFailed as error:
             raise failed_closed(error) from None
 
@@ -71,19 +75,23 @@ class AnswerFilter:
             if len(self._texts) >= MAX_TEXTS:
                 raise PolicyFailed("the answer has too many texts")
             filters = self._texts[where] = self._make()
-        for one in filters:
-            text = one.feed(text)
-        return text
+        return passed(filters, text)
 
     def _end(self, index: int, choice: dict[str, Any], part: Any) -> None:
         """What is held back goes out with the event that ends the choice."""
         for where in [where for where in self._texts if where[0] == index]:
-            text = ""
-            filters = self._texts.pop(where)
-            for number, one in enumerate(filters):
-                text = (one.feed(text) if number and text else text) + one.end()
+            text = passed(self._texts.pop(where), "", ends=True)
             if text:
                 _append(choice, part, where, text)
+
+
+def passed(filters: Sequence[HostedFilter], text: str, ends: bool = False) -> str:
+    """What the filters, one after the other, let through; at the end also what each held back."""
+    for one in filters:
+        text = one.feed(text) if text else text
+        if ends:
+            text += one.end()
+    return text
 
 
 def failed_closed(error: PolicyFailed) -> ApiError:

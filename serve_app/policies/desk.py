@@ -6,31 +6,34 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime_actor.errors import ConfigurationError
-from runtime_actor.messages import Message, RequestAccepted
+from runtime_actor.messages import Message, SessionEnded
 from runtime_actor.policies import catalogue
 from runtime_actor.policies.base import (
     GATEWAY,
     Clock,
+    GuessSuggestion,
+    Observation,
     Policy,
     Refusal,
     RequestRefused,
-    RequestSent,
-    RequestServed,
     RequestView,
 )
 from runtime_actor.policies.host import PolicyHost
+from runtime_actor.policies.speculation import SpeculationPolicy
 from runtime_actor.settings import AnyPolicySettings, PluggedSettings, RuntimeSettings
 from serve_app.generation import Call
 from serve_app.hints import ACCEPTED, CLIPPED, REJECTED, HintReport
 from serve_app.http.errors import ApiError
 from serve_app.identity import Identity
-from serve_app.policies.answers import AnswerFilter
+from serve_app.policies.ahead import Ahead, Launch
 from serve_app.policies.estimates import output_tokens, prompt_tokens
-from serve_app.policies.turnstile import Pass, Turnstile
+from serve_app.policies.router_seat import RouterSeat
+from serve_app.policies.ticket import NO_TICKET, PolicyTicket, Ticket
+from serve_app.policies.turnstile import Turnstile
 from serve_app.settings import GatewaySettings
 
 logger = logging.getLogger("ray.serve")
@@ -49,35 +52,6 @@ class WallClock:
         return time.time()
 
 
-class Ticket:
-    """A request that no policy looks at."""
-
-    fields: Mapping[str, Any] | None = None
-    """What goes to the engine in the place of the client's own fields; None: those."""
-
-    def accepted(self, accepted: RequestAccepted | None, is_stream: bool) -> None:
-        """The engine took the request, and its first content is here."""
-
-    def has_output(self) -> None:
-        """The engine has computed the prompt."""
-
-    def watch(self, call: Call) -> Call:
-        """The call to the engine, as it is or with an eye on its first item."""
-        return call
-
-    def content(self, body: dict[str, Any]) -> None:
-        """Filter a whole answer in place. Raises ApiError."""
-
-    def stream(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        return events
-
-    def leave(self) -> None:
-        """The request is over; called once."""
-
-
-NO_TICKET = Ticket()
-
-
 class PolicyDesk:
     """The gateway's policies and its queue, which exists only while a policy that orders is on. `places`: how
     many requests the engines work on at once; `prefill_tokens`: what is bounded of their prompts."""
@@ -91,7 +65,9 @@ class PolicyDesk:
         model: str = "",
         config_version: int = 0,
         clock: Clock | None = None,
+        router: RouterSeat | None = None,
     ) -> None:
+        self.router = router if router is not None else RouterSeat()
         self._failure_limit = failure_limit
         self._config_version = config_version
         self._followed: list[dict[str, Any]] = []
@@ -105,6 +81,10 @@ class PolicyDesk:
         self.refused = 0
         self.after_event: Callable[[], None] = lambda: None
         """Called once the policies have seen an event: what they ask for may be carried out."""
+        self.ahead = Ahead(no_launch, self.host_observe)
+        self.open = 0
+        """Requests that the policies look at and that aren't over."""
+        self.reads_answers = False
         self.configure(settings)
 
     def follow(self, policies: list[dict[str, Any]], config_version: int) -> None:
@@ -125,6 +105,7 @@ class PolicyDesk:
         if settings == self._settings:
             return
         self._settings = settings
+        self.router.configure(settings, self._failure_limit)
         kept = {hosted.name: hosted for hosted in self.host.policies}
         made = catalogue.make_seated(settings, GATEWAY, self._clock)
         policies = [
@@ -135,7 +116,10 @@ class PolicyDesk:
         ]
         self.host.close()
         self.host = PolicyHost(policies, self._failure_limit, CALL_LIMIT_S)
+        self.reads_answers = any(h.enabled and h.policy.reads_answers for h in self.host.policies)
         self._set_queue()
+        if self.speculation is None:
+            self.ahead.end_all()
 
     def _set_queue(self) -> None:
         wanted = self.has("order")
@@ -157,9 +141,39 @@ class PolicyDesk:
         return any(hosted.policy.settings.enabled for hosted in self.host.policies)
 
     def observe(self, event: Message) -> None:
-        if self.is_active:
-            self.host.observe(event)
-            self.after_event()
+        if not self.is_active:
+            return
+        if isinstance(event, SessionEnded):
+            self.ahead.end(event.workload, event.session)
+        self.host.observe(event)
+        self.after_event()
+
+    def host_observe(self, event: Observation) -> None:
+        self.host.observe(event)
+
+    # --- requests ahead -----------------------------------------------------------------------------
+
+    @property
+    def speculation(self) -> SpeculationPolicy | None:
+        """The policy, if it is on."""
+        hosted = self.host.get(SpeculationPolicy.name)
+        on = hosted is not None and hosted.enabled and isinstance(hosted.policy, SpeculationPolicy)
+        return hosted.policy if on and hosted is not None and isinstance(hosted.policy, SpeculationPolicy) else None
+
+    def start_guesses(self) -> None:
+        """Those that the policies ask for, while there is room that no client's request wants."""
+        for guess in self.host.guesses():
+            policy = self.speculation
+            if policy is not None and self._has_room_ahead(policy.options.max_guesses, policy.options.max_load):
+                self.ahead.start(guess)
+            else:
+                self.ahead.drop(guess)
+
+    def _has_room_ahead(self, max_guesses: int, max_load: float) -> bool:
+        gate = self.turnstile
+        running = self.open + len(self.ahead)
+        is_free = gate is None or not gate.waiting
+        return is_free and len(self.ahead) < max_guesses and running < max_load * self._bounds[0]
 
     async def enter(
         self,
@@ -169,7 +183,7 @@ class PolicyDesk:
         priority: int,
         headers: Mapping[str, str],
         report: HintReport,
-        is_readable: bool = True,
+        method: str = "",
     ) -> Ticket:
         """Returns when the request may go to an engine. `view` is the request as chat completions have it.
 
@@ -188,8 +202,8 @@ class PolicyDesk:
             priority=priority,
             ttft_slo_s=self._slo_s(headers, report),
             fields=fields,
-            model=self._model,
-            is_readable=is_readable,
+            model=str(fields.get("model") or self._model),
+            method=method,
         )
         request, refusal = self.host.admit(request)
         if refusal is not None:
@@ -218,7 +232,8 @@ class PolicyDesk:
 
     def as_state(self, tenant: str | None) -> list[dict[str, Any]]:
         """Rows as of the actor's `policies`; a tenant's workload has its own name."""
-        return self.host.as_state(None if tenant is None else {tenant})
+        workloads = None if tenant is None else {tenant}
+        return [*self.host.as_state(workloads), *self.router.as_state(workloads)]
 
     def queue_state(self) -> dict[str, int]:
         gate = self.turnstile
@@ -234,111 +249,19 @@ class PolicyDesk:
         }
 
 
-class PolicyTicket(Ticket):
-    """A request that the policies look at."""
-
-    def __init__(self, desk: PolicyDesk, request: RequestView, fields: Mapping[str, Any] | None) -> None:
-        self.fields = fields
-        self._desk = desk
-        self._request = request
-        self._pass: Pass | None = None
-        self._sent_s = 0.0
-        self._ttft_s: float | None = None
-        self._waited_s = 0.0
-        self._accepted: RequestAccepted | None = None
-        self._output_tokens = 0
-
-    async def wait(self) -> None:
-        gate = self._desk.turnstile
-        if gate is not None:
-            try:
-                self._pass = await gate.enter(self._request)
-            except BaseException:
-                self._desk.host.observe(RequestRefused(self._request))
-                raise
-        self._sent_s = self._desk.now_s
-        self._waited_s = max(0.0, self._sent_s - self._request.arrived_s)
-        self._desk.host.observe(RequestSent(self._request, self._waited_s))
-
-    def accepted(self, accepted: RequestAccepted | None, is_stream: bool) -> None:
-        self._accepted = accepted
-        if accepted is not None and is_stream:
-            self._ttft_s = max(0.0, self._desk.now_s - self._request.arrived_s)
-
-    def watch(self, call: Call) -> Call:
-        return WatchedCall(call, self.has_output)
-
-    def has_output(self) -> None:
-        """The engine has computed the prompt."""
-        if self._pass is not None:
-            self._pass.has_output()
-
-    def content(self, body: dict[str, Any]) -> None:
-        usage = body.get("usage")
-        if isinstance(usage, dict):
-            self._output_tokens = int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
-        answer = self._filter()
-        if answer is not None:
-            answer.content(body)
-
-    async def stream(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        answer = self._filter()
-        counted = self._counted(events)
-        async for event in answer.stream(counted) if answer is not None else counted:
-            yield event
-
-    async def _counted(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        """An event is about a token: streams aren't batched."""
-        async for event in events:
-            self._output_tokens += event.count("data: ")
-            yield event
-
-    def _filter(self) -> AnswerFilter | None:
-        if not self._request.is_readable or not self._desk.has("output"):
-            return None
-        return AnswerFilter(lambda: self._desk.host.outputs(self._request))
-
-    def leave(self) -> None:
-        if self._pass is not None:
-            self._pass.leave()
-        known = self._accepted
-        self._desk.host.observe(
-            RequestServed(
-                request=self._request,
-                prompt_tokens=known.prompt_tokens if known is not None else 0,
-                cached_tokens=known.cached_tokens if known is not None else 0,
-                output_tokens=self._output_tokens,
-                ttft_s=self._ttft_s,
-                waited_s=self._waited_s,
-                held_s=max(0.0, self._desk.now_s - self._sent_s),
-            )
-        )
+def no_launch(guess: GuessSuggestion) -> Call:
+    """Until a gateway says how. Raises RuntimeError."""
+    raise RuntimeError(f"no way to an engine for {guess.agent}")
 
 
-class WatchedCall:
-    """A call that tells when its first item comes."""
-
-    def __init__(self, call: Call, on_first: Callable[[], None]) -> None:
-        self._call = call
-        self._on_first = on_first
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        is_first = True
-        async for item in self._call:
-            if is_first:
-                is_first = False
-                self._on_first()
-            yield item
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-
-def desk_of(settings: GatewaySettings) -> PolicyDesk:
+def desk_of(settings: GatewaySettings, launch: Launch, router: RouterSeat) -> PolicyDesk:
     runtime = settings.config.runtime_settings()
     config = settings.config
     bounds = (config.running_requests, config.prefill_tokens)
-    return PolicyDesk(runtime.policies, runtime.policy_failure_limit, *bounds, config.model.id, settings.version)
+    version = settings.version
+    desk = PolicyDesk(runtime.policies, runtime.policy_failure_limit, *bounds, config.model.id, version, router=router)
+    desk.ahead.launch = launch
+    return desk
 
 
 def api_error(refusal: Refusal) -> ApiError:

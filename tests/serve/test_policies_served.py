@@ -24,6 +24,9 @@ POLICIES: list[dict[str, Any]] = [
     {"name": "deadline"},
     {"name": "memo", "options": {"tools": [{"tool": "search", "invalidated_by": ["write"]}]}},
     {"name": "batch_shaping"},
+    {"name": "speculation"},
+    {"name": "routing"},
+    {"name": "adapters"},
 ]
 
 
@@ -54,7 +57,7 @@ def test_requests_pass_and_each_policy_sees_them(served: Server) -> None:
             assert "x-slo-ttft-ms=accepted" in answer.headers["x-agent-runtime-hints"]
         assert_error(chat(client, "something forbidden here"), 403, "content_not_allowed")
     found = rows(served)
-    assert set(found) == {"kv_cache", "safety", "fairness", "deadline", "memo"}
+    assert set(found) == {"kv_cache", "safety", "fairness", "deadline", "memo", "speculation", "routing", "adapters"}
     assert all(row["enabled"] and not row["failures"] for row in found.values()), found
     assert found["fairness"]["counters"]["sent"] == 4 and found["fairness"]["counters"]["in_account"] == 0
     assert found["safety"]["counters"] == {"refused": 1}
@@ -77,6 +80,24 @@ def test_a_tool_is_run_once_through_the_actor_of_its_own(served: Server) -> None
     assert (kept["hits"], kept["stored"], kept["invalidated"]) == (1, 3, 1)
     for memo in (*memos, stranger):
         memo.close()
+
+
+def test_the_next_request_of_a_pipeline_is_there_before_it_is_asked_for(served: Server) -> None:
+    with served.client() as client:
+        for number in range(14):
+            session = {"x-session-id": f"pipeline-{number}"}
+            text = f"Task: count to number {number} in words."
+            for agent in ("planner", "coder"):
+                answer = chat(client, text, f"You are the {agent} of a team.", session, max_tokens=8)
+                assert answer.status_code == 200, answer.text
+                said = answer.json()["choices"][0]["message"]["content"]
+                text = f"Task: count to number {number} in words.\n{said}\nGo on from there."
+            event = {"type": "session_ended", "session_id": f"pipeline-{number}"}
+            assert client.post("/runtime/events", json=event).status_code == 202
+    counters = rows(served)["speculation"]["counters"]
+    assert counters["joined"] >= 3, counters
+    assert counters.get("wasted_tokens", 0) <= 0.1 * counters["served_tokens"]
+    assert rows(served)["routing"]["counters"]["ranked"] > 0
 
 
 def test_one_switch_reaches_the_gateway(served: Server) -> None:

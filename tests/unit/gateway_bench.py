@@ -139,7 +139,7 @@ class Bench:
         gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
         gateway._routing = self.routing
         gateway._client = self.actor
-        gateway._policies = desk_of(gateway._settings)
+        gateway._policies = desk_of(gateway._settings, gateway._launch, self.routing.policies)
         gateway._memo = MemoDesk(gateway._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
         gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing, gateway._policies)
         gateway._began_s = 1.0

@@ -43,10 +43,18 @@ class Kit:
         return f"e{next(self._ids)}"
 
     def arrived(
-        self, session: str, agent: str, tenant: str = "t", replica: str = "r1", t_s: float | None = None
+        self,
+        session: str,
+        agent: str,
+        tenant: str = "t",
+        replica: str = "r1",
+        t_s: float | None = None,
+        adapter: str = "",
     ) -> dict[str, Any]:
         t_s = self.clock() if t_s is None else t_s
-        return RequestArrived(self.event_id(), t_s, tenant, tenant, session, agent, f"label-{agent}", replica).to_wire()
+        return RequestArrived(
+            self.event_id(), t_s, tenant, tenant, session, agent, f"label-{agent}", replica, adapter=adapter
+        ).to_wire()
 
     def finished(
         self, session: str, agent: str, tenant: str = "t", replica: str = "r1", prompt: int = 100, cached: int = 40

@@ -27,6 +27,7 @@ class Bench:
     settings: ExchangeSettings = field(default_factory=ExchangeSettings)
     actions: list[PrefetchAction] = field(default_factory=list)
     switches: list[bool] = field(default_factory=list)
+    adapters: list[dict] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.events = EventBuffer(max_events=4, max_bytes=1 << 20)
@@ -43,6 +44,8 @@ class Bench:
             stats=self.stats,
             on_action=self.actions.append,
             on_prefetch_switch=self.switches.append,
+            on_adapters=self.adapters.append,
+            policies=lambda: [{"name": "adapters"}],
             next_event_id=lambda: f"r1:{next(numbers)}",
             clock=self.clock,
             settings=self.settings,
@@ -173,6 +176,16 @@ def test_policy_is_handed_down_when_it_changes() -> None:
         assert policies == [("reach", 1.0), ("lru", 1.0)]
         assert bench.switches == [True, True, False]
         assert bench.stats.bad_messages == 1
+
+    asyncio.run(scenario())
+
+
+def test_adapters_go_down_and_what_became_of_them_goes_up() -> None:
+    async def scenario() -> None:
+        bench = Bench(FakeActor(make_reply(adapters={"poet": 0.8})))
+        await bench.steps(1)
+        assert bench.adapters == [{"poet": 0.8}]
+        assert {"name": "adapters"} in bench.report().policies
 
     asyncio.run(scenario())
 

@@ -380,3 +380,21 @@ def test_the_directory_is_the_queues_callback(directory: OwnerDirectory) -> None
     one_request(directory, "r3", "a", "kept")
     directory.end("w", "lost")
     assert [block.block_id for block in queue.popleft_n(4)] == [4, 5, 6, 7]
+
+
+def test_a_low_priority_holds_its_cache_less() -> None:
+    def value_of(priority: int, share: float = 0.5) -> float:
+        directory = OwnerDirectory(ValueSettings(priority_share=share), hash_block_tokens=16, clock=Clock())
+        directory.set_tables(tables([[0.8, 0.0], [0, 0], [0.8, 0.0]], ("a", OTHER)))
+        hashes = [hashlib.sha256(bytes([n])).digest() for n in range(4)]
+        claim = directory.arrive("r", OwnerTag("w", "a", "s"), hashes, priority)
+        directory.started("r")
+        directory.finished("r")
+        directory.changed()
+        return float(claim.rest.value)
+
+    normal = value_of(0)
+    assert normal > value_of(1) > value_of(3) > 0.0
+    assert value_of(-5) == normal, "earlier than normal holds no more than normal"
+    assert value_of(11) == normal, "started ahead of its client: its priority is nobody's wish"
+    assert value_of(3, share=1.0) == normal, "stock: no attention to priorities"

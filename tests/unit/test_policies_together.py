@@ -21,6 +21,9 @@ ALL: list[dict[str, Any]] = [
     {"name": "deadline"},
     {"name": "memo", "options": {"tools": [{"tool": "read"}]}},
     {"name": "batch_shaping"},
+    {"name": "speculation"},
+    {"name": "routing"},
+    {"name": "adapters"},
 ]
 OFF = [{**policy, "enabled": False} for policy in ALL]
 REQUESTS: list[tuple[dict[str, Any], dict[str, str]]] = [
@@ -79,7 +82,7 @@ def test_all_at_once() -> None:
     assert bench.ask("POST", "/runtime/memo/lookup", json={"tool": "read"}).json()["ticket"]
     state = bench.ask("GET", "/runtime/state", "ops").json()
     rows = {row["name"]: row for row in state["policies"]}
-    assert set(rows) == {"safety", "fairness", "deadline", "memo"}
+    assert set(rows) == {"safety", "fairness", "deadline", "memo", "speculation", "routing"}
     assert all(row["enabled"] and row["failures"] == 0 for row in rows.values())
     assert rows["safety"]["counters"] == {"refused": 1}
     assert rows["fairness"]["counters"] == {"sent": 1, "tenants": 1, "in_account": 0}

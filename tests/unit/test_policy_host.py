@@ -13,7 +13,7 @@ import pytest
 
 from runtime_actor.policies.base import Policy, PrefetchSuggestion, QueuedPrefill, Refusal, RequestView, Rewrite
 from runtime_actor.policies.catalogue import NoClock
-from runtime_actor.policies.guard import MAX_HANGS, PolicyFailed
+from runtime_actor.policies.guard import MAX_HANGS, MAX_UNSEEN, PolicyFailed
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.settings import PluggedSettings
 
@@ -113,6 +113,41 @@ def test_nonsense_is_no_opinion_and_counted(nonsense: Any) -> None:
     del answers["outputs"]
     assert answers == {name: answer for name, answer in SILENT.items() if name != "outputs"}
     assert made.policies[0].failures >= 5
+
+
+class Watching(Policy):
+    """On a thread of its own; raises at every third event."""
+
+    name = "watching"
+    seat = "gateway"
+
+    def __init__(self) -> None:
+        super().__init__(PluggedSettings("watching"), NoClock())
+        self.seen: list[Any] = []
+
+    def observe(self, event: Any) -> None:
+        self.seen.append(event)
+        if len(self.seen) % 3 == 0:
+            raise RuntimeError("every third")
+
+    def admit(self, request: RequestView) -> None:
+        self.seen.append("admit")
+
+
+def test_events_are_seen_in_order_before_the_next_call_and_their_faults_counted() -> None:
+    policy = Watching()
+    made = PolicyHost([policy], failure_limit=100)
+    made.observe_all(["a", "b", "c"])  # type: ignore[list-item]
+    assert policy.seen == []
+    assert made.admit(REQUEST) == (REQUEST, None)
+    assert policy.seen == ["a", "b", "c", "admit"] and made.policies[0].failures == 1
+    made.observe("d")  # type: ignore[arg-type]
+    made.as_state(None)
+    assert policy.seen[4:] == ["d"], "who asks for its counters asks for all that happened"
+    for _ in range(MAX_UNSEEN):
+        made.observe("e")  # type: ignore[arg-type]
+    assert policy.seen.count("e") == MAX_UNSEEN, "no further behind than the bound"
+    made.close()
 
 
 def test_a_policy_that_hangs_costs_one_limit_then_nothing(

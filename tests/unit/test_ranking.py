@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_actor.errors import MessageError
+from runtime_actor.policies.routing import RoutingOptions, RoutingPolicy
 from runtime_actor.tables import ReachTables
-from serve_app.ranking import RankingInput, RankingWeights, by_load, rank, with_affinity
+from serve_app.policies.router_seat import RouterSeat
+from serve_app.ranking import RankingInput, by_load, offers
 from serve_app.routing_state import (
     ClusterView,
     ReplicaView,
@@ -19,8 +22,16 @@ from serve_app.routing_state import (
     SessionView,
     cluster_view,
 )
+from tests.unit.policy_kit import settings
 
-WEIGHTS = RankingWeights()
+WEIGHTS = RoutingOptions()
+
+
+def rank(request: RankingInput, cluster: ClusterView | None, weights: RoutingOptions) -> list[str]:
+    """The policy's order of the replicas; None: without a fresh view."""
+    seat = RouterSeat()
+    seat.configure([settings(RoutingPolicy, **dataclasses.asdict(weights))], 1)
+    return seat.ordered(offers(request, cluster, list(request.loads)))
 
 
 def view(resident: dict[str, dict[str, int]], anchors: dict[str, int]) -> ClusterView:
@@ -160,7 +171,7 @@ def test_the_next_agent_draws() -> None:
     cluster = view({"r1": {}, "r2": {"b": 20}}, {"b": 640})
     request = ask({"r1": 0, "r2": 0}, tables=chain_tables(), chosen_s={"r1": 0.0, "r2": 9.0})
     assert rank(request, cluster, WEIGHTS)[0] == "r2"
-    no_reach = RankingWeights(reach_weight=0.0)
+    no_reach = RoutingOptions(reach_weight=0.0)
     assert rank(request, cluster, no_reach)[0] == "r1"
 
 
@@ -209,12 +220,11 @@ def test_power_of_two(loads: dict[str, int], seed: int) -> None:
 
 def test_affinity_holds_without_a_view_unless_hot() -> None:
     session = SessionView("a", {"a": ("r2", 900)})
-    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 3}, session=session), WEIGHTS) == ["r2", "r1"]
-    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 4}, session=session), WEIGHTS) == ["r1", "r2"]
-    another = SessionView("a", {"a": ("r2", 900)})
-    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 0}, agent="b", session=another), WEIGHTS) == ["r2", "r1"]
+    assert rank(ask({"r1": 0, "r2": 3}, session=session), None, WEIGHTS) == ["r2", "r1"]
+    assert rank(ask({"r1": 0, "r2": 4}, session=session), None, WEIGHTS) == ["r1", "r2"]
+    assert rank(ask({"r1": 0, "r2": 0}, agent="b", session=session), None, WEIGHTS) == ["r2", "r1"]
     gone = SessionView("a", {"a": ("r9", 900)})
-    assert with_affinity(["r1", "r2"], ask({"r1": 0, "r2": 0}, session=gone), WEIGHTS) == ["r1", "r2"]
+    assert rank(ask({"r1": 0, "r2": 0}, session=gone), None, WEIGHTS) == ["r1", "r2"]
 
 
 def test_state_is_bounded_and_ages() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from replicas.responses_call import ResponsesCall
-from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag
+from runtime_actor.policies.base import Policy
+from runtime_actor.policies.routing import RoutingPolicy
+from runtime_actor.settings import PluggedSettings
 from serve_app import ranking, routing_state
 from serve_app.identity import PREAMBLE_TOKENS
 from serve_app.router import AgentRequestRouter, _preamble_tokens
 from serve_app.routing_state import RoutingState
+from tests.unit.policy_kit import settings
 
 
 def replica(name: str) -> Any:
@@ -32,6 +37,7 @@ def pending(tag: OwnerTag | None = None, number: int = 0) -> Any:
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> RoutingState:
     fresh = RoutingState()
+    fresh.policies.configure([settings(RoutingPolicy)], 16)
     monkeypatch.setattr(routing_state, "STATE", fresh)
     return fresh
 
@@ -83,12 +89,62 @@ def test_it_never_raises(router: AgentRequestRouter, state: RoutingState, monkey
     def broken(*_: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(ranking, "rank", broken)
+    monkeypatch.setattr(ranking, "offers", broken)
     monkeypatch.setattr(ranking, "by_load", broken)
     assert sorted(names(router, BOTH, pending(TAG))) == ["r1", "r2"]
     garbage = SimpleNamespace(args=[SimpleNamespace(vllm_xargs={OWNER_XARG: 5})], routing_context=SimpleNamespace())
     assert sorted(names(router, BOTH, garbage)) == ["r1", "r2"]
     assert router._failures == 2
+
+
+def test_the_switch_restores_stock_order_exactly(router: AgentRequestRouter, state: RoutingState) -> None:
+    """Off, the same random numbers give power of two choices' order, whatever is known of the session."""
+    state.record("w", "s-1", "a-1", "r2", 900)
+    state.update_cluster({"replicas": {}, "anchors": {}})
+    state.policies.configure([settings(RoutingPolicy, enabled=False)], 16)
+    loads = {"r1": 0, "r2": 0, "r3": 2}
+    many = [replica(name) for name in loads]
+    for number in range(2):
+        router.on_request_routed(pending(TAG, number), many[2].replica_id, None)
+    for seed in range(50):
+        router._random = random.Random(seed)
+        assert names(router, many, pending(TAG)) == ranking.by_load(loads, random.Random(seed))
+    assert (state.ranked, state.fallbacks) == (0, 0)
+    state.policies.configure([settings(RoutingPolicy)], 16)
+    assert all(names(router, many, pending(TAG))[0] == "r2" for _ in range(20))
+
+
+class Broken(Policy):
+    name = "routing"
+    seat = "router"
+
+    def order(self, items: Any) -> Any:
+        raise RuntimeError("broken")
+
+
+def test_a_broken_policy_leaves_stock_order_and_is_switched_off(
+    router: AgentRequestRouter, state: RoutingState
+) -> None:
+    broken = PluggedSettings("broken", path=f"{__name__}:Broken")
+    state.policies.configure([broken], 3)
+    for _ in range(5):
+        assert sorted(names(router, BOTH, pending(TAG))) == ["r1", "r2"]
+    (row,) = state.policies.as_state(None)
+    assert row["switched_off"] and row["failures"] == 3 and not state.policies.is_active
+    assert router._failures == 0
+
+
+def test_a_second_try_goes_elsewhere(router: AgentRequestRouter, state: RoutingState) -> None:
+    state.record("w", "s-1", "a-1", "r2", 900)
+    first = pending(TAG)
+    first.args[0].request_id = "first"
+    router.on_request_routed(first, BOTH[1].replica_id, None)
+    again = pending(TAG)
+    again.args[0].vllm_xargs[AVOID_XARG] = "first"
+    assert names(router, BOTH, pending(TAG))[0] == "r2"
+    assert names(router, BOTH, again) == ["r1", "r2"]
+    again.args[0].vllm_xargs[AVOID_XARG] = "unknown"
+    assert names(router, BOTH, again)[0] == "r2"
 
 
 def test_load_is_a_set_of_ids(router: AgentRequestRouter, state: RoutingState) -> None:

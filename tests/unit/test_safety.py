@@ -97,13 +97,42 @@ def test_little_seen_is_no_reason_and_tenants_learn_apart() -> None:
     assert policy.admit(view(agent="c")) is None
 
 
-@pytest.mark.parametrize("rule", [{"tools": ["x"]}, {"patterns": [{"pattern": KEY}]}, {"forbidden_sequences": [["a"]]}])
-def test_a_route_that_no_rule_can_read(rule: dict[str, Any]) -> None:
-    request = view(is_readable=False, fields={"input": "sk-abcdefgh1"})
-    assert code(made(rule, fail_closed=True).admit(request)) == "unreadable_route"
-    open_ = made(rule)
-    assert open_.admit(request) is None and open_.counters() == {"flagged": 1}
-    assert made({"requests_per_minute": 5}, fail_closed=True).admit(request) is None
+CALLS = [{"type": "function_call", "name": name, "arguments": "{}", "call_id": name} for name in ("read", "send")]
+SPOKEN = [{"role": "user", "content": [{"type": "input_text", "text": "my sk-abcdefgh1"}]}]
+
+
+@pytest.mark.parametrize(
+    ("rule", "fields", "wanted"),
+    [
+        ({"tools": ["x"]}, {"input": "hi", "tools": [{"type": "function", "name": "pay"}]}, "tool_not_allowed"),
+        (
+            {"tools": ["x"]},
+            {"input": "hi", "tools": [{"type": "namespace", "name": "x", "tools": [{"name": "pay"}]}]},
+            "tool_not_allowed",
+        ),
+        ({"tools": ["x"]}, {"input": CALLS}, "tool_not_allowed"),
+        ({"forbidden_sequences": [["read", "send"]]}, {"input": CALLS}, "sequence_not_allowed"),
+        ({"patterns": [{"pattern": KEY}]}, {"input": "sk-abcdefgh1"}, "content_not_allowed"),
+        ({"patterns": [{"pattern": KEY}]}, {"input": "hi", "instructions": "sk-abcdefgh1"}, "content_not_allowed"),
+        ({"patterns": [{"pattern": KEY}]}, {"input": SPOKEN}, "content_not_allowed"),
+        (
+            {"patterns": [{"pattern": KEY}]},
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "sk-abcdefgh1"}]},
+            "content_not_allowed",
+        ),
+    ],
+)
+def test_responses_are_read_like_chats(rule: dict[str, Any], fields: dict[str, Any], wanted: str) -> None:
+    assert code(made(rule).admit(view(fields=fields, method="responses"))) == wanted
+    allowed = {"tools": ["x", "read", "send", "pay"]}
+    assert made(allowed).admit(view(fields=fields, method="responses")) is None
+
+
+def test_a_prompt_of_responses_is_redacted() -> None:
+    policy = made({"patterns": [{"pattern": KEY, "action": "redact"}]})
+    verdict = policy.admit(view(fields={"input": SPOKEN, "instructions": "no sk-abcdefgh1"}, method="responses"))
+    assert isinstance(verdict, Rewrite)
+    assert "sk-" not in str(verdict.fields) and str(verdict.fields).count("[redacted]") == 2
 
 
 def test_budgets() -> None:
