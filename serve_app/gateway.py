@@ -218,14 +218,15 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
         allowed_priority = priority if self._settings.has_priorities else 0
         raw = RawRequestInfo(headers=forwarded_headers(headers))
 
-        def send(own_fields: dict[str, Any]) -> Any:
-            engine = self._engine_fields(identity.tenant, tag, allowed_priority)
+        last: str | None = None
 
+        def send(own_fields: dict[str, Any], has_failed: bool) -> Any:
             def to_replica(elsewhere: bool) -> Any:
-                own = engine
-                if elsewhere:
-                    own = self._engine_fields(identity.tenant, tag, allowed_priority, engine["request_id"])
-                return self._call(route, {**own_fields, **own}, raw)
+                nonlocal last
+                avoid = last if elsewhere or has_failed else None
+                engine = self._engine_fields(identity.tenant, tag, allowed_priority, avoid)
+                last = engine["request_id"]
+                return self._call(route, {**own_fields, **engine}, raw)
 
             return flight.ticket.call(to_replica)
 

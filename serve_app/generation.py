@@ -53,9 +53,13 @@ class ContextLimits:
 
 @dataclass(slots=True)
 class Exchange:
-    """One client request and the call that serves it now."""
+    """One client request and the call that serves it now.
 
-    send: Callable[[dict[str, Any]], Call]
+    `send` is given the fields, and whether the call before failed with its replica: a dead engine's replica stands
+    in the ranking until Serve has noticed, and what was cached there would draw the second call to it too.
+    """
+
+    send: Callable[[dict[str, Any], bool], Call]
     fields: dict[str, Any]
     limits: ContextLimits
     timeout_s: float
@@ -79,7 +83,7 @@ class Exchange:
         retried = False
         while True:
             try:
-                return await self._attempt()
+                return await self._attempt(retried)
             except EngineRefusal as refusal:
                 self.close()
                 if self._clip(refusal):
@@ -102,8 +106,8 @@ class Exchange:
             retried = True
             self.on_retry()
 
-    async def _attempt(self) -> Opened:
-        self.call = self.send(self.fields)
+    async def _attempt(self, has_failed: bool) -> Opened:
+        self.call = self.send(self.fields, has_failed)
         try:
             async with asyncio.timeout(self.left_s):
                 return await open_response(aiter(self.call))

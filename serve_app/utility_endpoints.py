@@ -70,7 +70,9 @@ class UtilityEndpoints:
         """One item in, one out; takes a place among the requests in flight."""
         slot = self._admission.admit(tenant)
         exchange = Exchange(
-            send=lambda _: getattr(self._handle, method).remote(engine_request, RawRequestInfo(headers={})),
+            send=lambda _fields, _has_failed: getattr(self._handle, method).remote(
+                engine_request, RawRequestInfo(headers={})
+            ),
             fields={},
             limits=self._context,
             timeout_s=self._settings.config.gateway.request_timeout_s,

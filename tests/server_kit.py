@@ -26,7 +26,7 @@ from cluster.embedded_model import ensure_embedded_model
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2-135m-instruct"
 START_TIMEOUT_S = 600.0
-KEYS = {name: f"key-of-{name}" for name in ("one", "two", "team", "frameworks", "strangers", "ops")}
+KEYS = {name: f"key-of-{name}" for name in ("one", "two", "team", "frameworks", "strangers", "forecasts", "ops")}
 BLOCK_TOKENS = 32
 CACHE_BLOCKS = 160
 USABLE_TOKENS = (CACHE_BLOCKS - 1) * BLOCK_TOKENS

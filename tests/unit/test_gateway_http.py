@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from ray.exceptions import ActorDiedError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from runtime_actor.messages import OWNER_XARG, OwnerTag, RequestAccepted
+from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag, RequestAccepted
 from tests.unit.gateway_bench import CHUNK, DONE, Answer, Bench
 
 
@@ -185,3 +186,11 @@ def test_policy_needs_an_operator_and_json(bench: Bench) -> None:
     assert bench.ask("POST", path, "ops", json={"mode": "lru"}, headers={"origin": "http://evil"}).status_code == 403
     changed = bench.ask("POST", path, "ops", json={"mode": "lru", "prefetch": False})
     assert changed.json() == {"name": "kv_cache", "mode": "lru", "prefetch": {"enabled": False}}
+
+
+def test_the_second_call_avoids_the_replica_that_failed_the_first(bench: Bench) -> None:
+    """What was cached there would draw the second call to it too, until Serve has noticed its death."""
+    bench.handle.scripts = [[ActorDiedError()], [RequestAccepted("r", 4, 0).to_wire(), Answer()]]
+    assert bench.chat().status_code == 200
+    (first, _), (second, _) = bench.handle.requests
+    assert AVOID_XARG not in first.vllm_xargs and second.vllm_xargs[AVOID_XARG] == first.request_id

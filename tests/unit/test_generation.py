@@ -47,9 +47,11 @@ class Replicas:
         self.sent: list[dict[str, Any]] = []
         self.calls: list[FakeCall] = []
         self.retries = 0
+        self.after_failure: list[bool] = []
 
-    def send(self, fields: dict[str, Any]) -> FakeCall:
+    def send(self, fields: dict[str, Any], has_failed: bool) -> FakeCall:
         self.sent.append(fields)
+        self.after_failure.append(has_failed)
         self.calls.append(FakeCall(self._scripts.pop(0)))
         return self.calls[-1]
 
@@ -91,6 +93,7 @@ def test_a_dead_replica_is_replaced_once(first: list[Any]) -> None:
     replicas = Replicas(first, [ACCEPTED, CHUNK, DONE])
     assert read(exchange(replicas)) == CHUNK + DONE
     assert replicas.retries == 1 and replicas.calls[0].cancelled
+    assert replicas.after_failure == [False, True]
 
 
 def test_two_deaths_are_told() -> None:
