@@ -128,7 +128,8 @@ def running_server(config: Path) -> Iterator[Server]:
     assert process.stdout is not None
     reader, ready, lines = read_output(process.stdout)
     try:
-        if not ready.wait(START_TIMEOUT_S) or process.poll() is not None:
+        # At its end too the output says so, before the process is gone.
+        if not ready.wait(START_TIMEOUT_S) or not any("READY" in line for line in lines):
             pytest.fail("the server did not start:\n" + "".join(lines[-40:]))
         yield Server(f"http://127.0.0.1:{port}", MODEL, process.pid)
     finally:
