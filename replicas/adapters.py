@@ -74,6 +74,9 @@ class AdapterKeeper:
         self._loaded.add(adapter)
 
     def request_ended(self, adapter: str) -> None:
+        """A request for the model itself frees nothing, and wakes nobody."""
+        if adapter not in self._names:
+            return
         self._in_use[adapter] -= 1
         if self._in_use[adapter] <= 0:
             del self._in_use[adapter]

@@ -126,6 +126,14 @@ def test_what_is_needed_as_much_stays() -> None:
     assert held(port) == {"a"} and port.loads == 1
 
 
+def test_requests_for_the_model_itself_do_not_ask_the_engine() -> None:
+    made, _ = keeper()
+    for adapter, is_awake in (("the-model", False), ("a", True)):
+        made.request_began(adapter)
+        made.request_ended(adapter)
+        assert made._wake.is_set() == is_awake
+
+
 def test_without_values_the_engine_is_left_alone() -> None:
     made, port = keeper()
     asyncio.run(port.use("a"))
