@@ -23,8 +23,9 @@ clerk = Agent(
     name="clerk",
     model=MODEL,
     instructions="You are the clerk of a parcel service. Close the case with one polite sentence.",
-    # Room to come to an end: over Responses the SDK takes an answer that was cut for a failure.
-    model_settings=ModelSettings(max_tokens=512),
+    # Over Responses the SDK takes an answer that was cut at its limit for a failure, and the small model
+    # may go on for ever: one sentence is all that is asked for.
+    model_settings=ModelSettings(max_tokens=512, extra_body={"stop": [".", "!", "?", "\n"]}),
 )
 tracer = Agent(
     name="tracer",
