@@ -244,6 +244,8 @@ def main() -> int:
     parser.add_argument("--token-s", type=float, default=0.015, help="what a step of the engines takes")
     parser.add_argument("--actor", choices=tuple(ACTORS), action="append", help="default: all")
     given = parser.parse_args()
+    if given.pairs < 2:
+        parser.error("--pairs: an error can't be told from fewer than 2")
     cost = {"prefill_s_per_token": given.token_s / 75, "decode_s_per_token": given.token_s, "max_num_seqs": 8}
     with both(cost) as url:
         rounds = Rounds(url, given.callers, given.requests)

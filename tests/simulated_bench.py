@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from ray.serve.llm.openai_api_models import ErrorResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from replicas.cache.settings import ValueSettings
 from replicas.engine.responses import create_response
@@ -43,6 +43,7 @@ from serve_app.quotas import TenantQuotas
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
 from serve_app.tenants import Tenants
+from tests.responses_engine import SimulatedResponses
 from tests.unit.gateway_bench import LocalActor
 
 MODEL = "m"
@@ -152,8 +153,10 @@ class SimulatedBench:
 
     @property
     def responses(self) -> Any:
-        """Refused, as by a replica with this engine."""
-        return SimpleNamespace(remote=lambda r, raw: ReplicaCall(self, create_response(self.engine, r, raw), r))
+        """By vLLM's own parts as far as they need no engine of vLLM's."""
+        serving = SimpleNamespace(openai_serving_responses=SimulatedResponses(self.engine))
+        engine = SimpleNamespace(_app_state=serving)
+        return SimpleNamespace(remote=lambda r, raw: ReplicaCall(self, create_response(engine, r, raw), r))
 
     @property
     def tokenize(self) -> Any:
