@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ REQUEST_TIMEOUT_S = 60.0
 class StockSimulated(LLMServer):
     """Ray's own server with a simulated engine instead of vLLM, without anything of this project beside it."""
 
-    async def __init__(self, llm_config: LLMConfig, **kwargs: Any) -> None:
+    async def __init__(self, llm_config: LLMConfig, **kwargs: Any) -> None:  # type: ignore[misc]
         cost = from_dict(CostModel, llm_config.experimental_configs["simulated"], "simulated")
         engine = partial(SimulatedEngine, cost=cost, values=ValueSettings(policy="lru"))
         await super().__init__(llm_config, engine_cls=engine, **kwargs)
@@ -156,7 +156,11 @@ def actor_lost(for_good: bool) -> Iterator[set[str]]:
         killer.join()
 
 
-ACTORS = {"here": actor_here, "ended": partial(actor_lost, True), "killed": partial(actor_lost, False)}
+ACTORS: dict[str, Callable[[], contextlib.AbstractContextManager[set[str]]]] = {
+    "here": actor_here,
+    "ended": partial(actor_lost, True),
+    "killed": partial(actor_lost, False),
+}
 
 
 def compare(rounds: Rounds, actor: str, pairs: int) -> Line:
