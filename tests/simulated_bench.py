@@ -116,8 +116,13 @@ class SimulatedBench:
         self._numbers = itertools.count()
         self._events: list[dict[str, Any]] = []
         config = load({"model": {"id": MODEL, "source": "x"}, "gateway": {**(_keys() if keys else {}), **gateway}})
-        self.gateway = self._make(config)
-        self.asgi = make_app(config.gateway)
+        self._config = config
+        self.take_over()
+
+    def take_over(self) -> None:
+        """From now on another gateway answers, which knows what the actor tells it."""
+        self.gateway = self._make(self._config)
+        self.asgi = make_app(self._config.gateway)
         for name, route in application.ENDPOINTS.items():
             route(self.asgi)(getattr(self.gateway, name))
 
