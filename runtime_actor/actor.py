@@ -233,3 +233,12 @@ def get_or_create(settings: dict[str, Any], config_version: int) -> ray.actor.Ac
         scheduling_strategy="DEFAULT",
         max_concurrency=1000,
     ).remote(settings, config_version)
+
+
+def find() -> ray.actor.ActorHandle:
+    """The cluster's runtime actor if there is one. Blocking: call it from a thread.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return ray.get_actor(ACTOR_NAME, namespace=NAMESPACE)

@@ -14,13 +14,16 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-from runtime_actor.actor import get_or_create
+from runtime_actor.actor import find, get_or_create
 from runtime_actor.errors import ConfigurationError, MessageError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeReply, ExchangeRequest
 from runtime_actor.settings import RuntimeSettings
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
+MAX_CREATION_BACKOFF_S = 120.0
+"""An actor that ends as soon as it is made costs a process's start each time, on the machine that serves."""
+
 RESOLVE_TIMEOUT_S = 30.0
 REFUSALS = (ConfigurationError, MessageError)
 
@@ -30,7 +33,8 @@ class RuntimeClient:
 
     After a failure, calls are refused at once until a back-off has passed, so that a request never waits
     for an actor that is known to be away. A dead actor's handle is dropped; the next call after the
-    back-off looks the actor up, creates it if it is gone for good, and configures it.
+    back-off looks the actor up, creates it if it is gone for good, and configures it. One that ends before it
+    has been configured is created again ever more rarely (`MAX_CREATION_BACKOFF_S`) and only looked up meanwhile.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class RuntimeClient:
         config_version: int,
         resolve: Callable[[dict[str, Any], int], ActorHandle] = get_or_create,
         clock: Callable[[], float] = time.monotonic,
+        look: Callable[[], ActorHandle] = find,
     ) -> None:
         """`config_version` must grow from one deployment to the next. Raises ConfigurationError."""
         parsed = RuntimeSettings.from_dict(settings)
@@ -47,11 +52,14 @@ class RuntimeClient:
         self._timeout_s = parsed.call_timeout_s
         self._max_horizon = parsed.max_horizon
         self._resolve = resolve
+        self._look = look
         self._clock = clock
         self._handle: ActorHandle | None = None
         self._resolving: asyncio.Task[ActorHandle] | None = None
         self._backoff_s = FIRST_BACKOFF_S
         self._retry_at_s = 0.0
+        self._creation_backoff_s = FIRST_BACKOFF_S
+        self._create_at_s = 0.0
         self._epoch = 0
         self.failures = 0
 
@@ -115,7 +123,8 @@ class RuntimeClient:
             raise self._failed(method, error, forget=False) from error
         except ActorUnavailableError as error:
             raise self._failed(method, error, forget=False) from error
-        except (ActorDiedError, RayError, OSError, RuntimeError, ValueError) as error:
+        except (ActorDiedError, RayError, OSError, RuntimeError, ValueError, AttributeError) as error:
+            # AttributeError: an actor of that name without the method, left by another version.
             raise self._failed(method, error, forget=True) from error
         self._backoff_s = FIRST_BACKOFF_S
         self._retry_at_s = 0.0
@@ -141,8 +150,18 @@ class RuntimeClient:
 
     async def _look_up(self) -> ActorHandle:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            handle = await asyncio.to_thread(self._resolve, self._settings, self._config_version)
-            await handle.configure.remote(self._settings, self._config_version)
+            if self._clock() < self._create_at_s:
+                handle = await asyncio.to_thread(self._look)
+            else:
+                handle = await asyncio.to_thread(self._resolve, self._settings, self._config_version)
+            try:
+                await handle.configure.remote(self._settings, self._config_version)
+            except ActorDiedError:
+                self._create_at_s = self._clock() + self._creation_backoff_s * random.uniform(0.5, 1.0)
+                self._creation_backoff_s = min(self._creation_backoff_s * 2.0, MAX_CREATION_BACKOFF_S)
+                raise
+        self._creation_backoff_s = FIRST_BACKOFF_S
+        self._create_at_s = 0.0
         self._handle = handle
         return handle
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from ray.serve.llm.openai_api_models import ErrorResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from replicas.cache.settings import ValueSettings
 from replicas.engine.responses import create_response
@@ -43,6 +43,7 @@ from serve_app.quotas import TenantQuotas
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
 from serve_app.tenants import Tenants
+from tests.responses_engine import SimulatedResponses
 from tests.unit.gateway_bench import LocalActor
 
 MODEL = "m"
@@ -115,8 +116,13 @@ class SimulatedBench:
         self._numbers = itertools.count()
         self._events: list[dict[str, Any]] = []
         config = load({"model": {"id": MODEL, "source": "x"}, "gateway": {**(_keys() if keys else {}), **gateway}})
-        self.gateway = self._make(config)
-        self.asgi = make_app(config.gateway)
+        self._config = config
+        self.take_over()
+
+    def take_over(self) -> None:
+        """From now on another gateway answers, which knows what the actor tells it."""
+        self.gateway = self._make(self._config)
+        self.asgi = make_app(self._config.gateway)
         for name, route in application.ENDPOINTS.items():
             route(self.asgi)(getattr(self.gateway, name))
 
@@ -152,8 +158,10 @@ class SimulatedBench:
 
     @property
     def responses(self) -> Any:
-        """Refused, as by a replica with this engine."""
-        return SimpleNamespace(remote=lambda r, raw: ReplicaCall(self, create_response(self.engine, r, raw), r))
+        """By vLLM's own parts as far as they need no engine of vLLM's."""
+        serving = SimpleNamespace(openai_serving_responses=SimulatedResponses(self.engine))
+        engine = SimpleNamespace(_app_state=serving)
+        return SimpleNamespace(remote=lambda r, raw: ReplicaCall(self, create_response(engine, r, raw), r))
 
     @property
     def tokenize(self) -> Any:

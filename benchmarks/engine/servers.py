@@ -191,7 +191,7 @@ def started(machine: Machine) -> Iterator[OwnServers]:
     stop.install()
     cluster = LocalRay()
     with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
-        port = _free_port()
+        port = free_port()
         keys = [secrets.token_hex(16) for _ in range(MAX_TENANTS)]
         operator_key = secrets.token_hex(16)
         config = serve_config(machine, port, Path(folder), keys, operator_key)
@@ -277,7 +277,7 @@ def _stock_application(ours: dict[str, Any], machine: Machine) -> dict[str, Any]
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -3,7 +3,7 @@
 Found from block hashes alone (each hash stands for its whole prefix), not from what a client says, and
 remembered apart from what is resident: an anchor that was evicted and computed again is still an anchor.
 Kept as a radix tree: blocks that the same prompts have in common are one node, so a prompt costs a look at
-a few nodes, not at each of its blocks.
+a few nodes, not at each of its blocks. Each node counts for one tenant, and tenants share the room in fair parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AgentKey = tuple[str, str]
 """(workload, agent)."""
 
 MAX_PREFIXES = 65_536
-"""Blocks remembered; the ends of prompts not seen for longest are forgotten first."""
+"""Blocks remembered; of a tenant with more than others the ends of prompts not seen for longest are forgotten first."""
 
 MAX_BLOCKS = 512
 """Leading blocks of a prompt that are looked at; what comes after counts as the session's own."""
@@ -34,6 +34,18 @@ one task have in common is no anchor once many sessions have been seen."""
 MAX_SESSIONS_COUNTED = 128
 
 
+class _Part:
+    """What counts for one tenant: `order` are its nodes, longest unseen first, and each after those of them that
+    are below it; `blocks` are in them."""
+
+    __slots__ = ("blocks", "name", "order")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.order: OrderedDict[_Node, None] = OrderedDict()
+        self.blocks = 0
+
+
 class _Node:
     """Blocks that the same prompts had: who sent them first, a bit for each other session's hash, the agents.
 
@@ -41,9 +53,12 @@ class _Node:
     new to an old agent is measured against the sessions since. `told`: the agents when last looked at.
     """
 
-    __slots__ = ("agents", "births", "children", "first_session", "hashes", "others", "parent", "told")
+    __slots__ = ("agents", "births", "children", "first_session", "hashes", "others", "parent", "part", "told")
 
-    def __init__(self, parent: _Node | None, hashes: list[bytes], session: str, agent: AgentKey, births: int) -> None:
+    def __init__(
+        self, part: _Part, parent: _Node | None, hashes: list[bytes], session: str, agent: AgentKey, births: int
+    ) -> None:
+        self.part = part
         self.parent = parent
         self.hashes = hashes
         self.children: dict[bytes, _Node] = {}
@@ -87,12 +102,13 @@ class _Node:
     def split(self, blocks: int) -> _Node:
         """Put a node of the first `blocks` blocks above this one; returns that node."""
         assert self.parent is not None
-        upper = _Node(self.parent, self.hashes[:blocks], self.first_session, self.agents[0], 0)
+        upper = _Node(self.part, self.parent, self.hashes[:blocks], self.first_session, self.agents[0], 0)
         upper.others, upper.agents, upper.births, upper.told = self.others, self.agents, self.births, self.told
         self.parent.children[self.hashes[0]] = upper
         self.hashes = self.hashes[blocks:]
         self.parent = upper
         upper.children[self.hashes[0]] = self
+        self.part.order[upper] = None
         return upper
 
 
@@ -116,12 +132,15 @@ class SharedPrefix:
 
 
 class SharedPrefixes:
-    """Bounded memory of prefixes and of the sessions that sent them."""
+    """Bounded memory of prefixes and of the sessions that sent them.
+
+    A node counts for the tenant that began it, or for one with less that sent it later. At the bound the tenant
+    that adds forgets its own if it has more than an equal share (and than one prompt), else the one that has most.
+    """
 
     def __init__(self, max_prefixes: int = MAX_PREFIXES, max_blocks: int = MAX_BLOCKS) -> None:
-        self._root = _Node(None, [], "", ("", ""), 0)
-        self._nodes: OrderedDict[_Node, None] = OrderedDict()
-        """Longest unseen first, and each node after all that are below it: the first one is a leaf."""
+        self._root = _Node(_Part(""), None, [], "", ("", ""), 0)
+        self._parts: dict[str, _Part] = {}
         self._size = 0
         self._max_prefixes = max_prefixes
         self._max_blocks = max_blocks
@@ -136,6 +155,7 @@ class SharedPrefixes:
         told apart exactly up to two and by a 64-bit sketch beyond, which counts low.
         """
         seen = min(len(hashes), self._max_blocks)
+        part = self._parts.get(agent[0]) or _Part(agent[0])
         path, known = self._walk(hashes, seen)
         session_bit = 1 << (zlib.crc32(session.encode()) % SESSION_BITS)
         runs: list[tuple[int, tuple[AgentKey, ...]]] = []
@@ -156,8 +176,13 @@ class SharedPrefixes:
                 node.told = node.agents
                 moved.extend(range(start, end))
         if known < seen:
-            path.append(self._grow(path, list(hashes[known:seen]), session, agent, agent_sessions))
-        self._remember(path)
+            parent = path[-1] if path else self._root
+            leaf = _Node(part, parent, list(hashes[known:seen]), session, agent, agent_sessions)
+            parent.children[hashes[known]] = leaf
+            self._join(leaf, part)
+            self._size += seen - known
+            path.append(leaf)
+        self._remember(path, part)
         return SharedPrefix(tuple(runs), tuple(moved), known, seen)
 
     def _walk(self, hashes: Sequence[bytes], seen: int) -> tuple[list[_Node], int]:
@@ -171,39 +196,85 @@ class SharedPrefixes:
             common = min(child.common(hashes, known), seen - known)
             if common < len(child.hashes):
                 child = child.split(common)
-                self._nodes[child] = None
             path.append(child)
             known += common
             node = child
         return path, known
 
-    def _grow(
-        self, path: list[_Node], hashes: list[bytes], session: str, agent: AgentKey, agent_sessions: int
-    ) -> _Node:
-        parent = path[-1] if path else self._root
-        leaf = _Node(parent, hashes, session, agent, agent_sessions)
-        parent.children[hashes[0]] = leaf
-        self._nodes[leaf] = None
-        self._size += len(hashes)
-        return leaf
-
-    def _remember(self, path: list[_Node]) -> None:
-        """These were seen last; forget leaves until the bound holds."""
+    def _remember(self, path: list[_Node], part: _Part) -> None:
+        """These were seen last, by the tenant of `part`; forget leaves until the bound holds."""
         for node in reversed(path):
-            self._nodes.move_to_end(node)
+            if node.part is not part and part.blocks < node.part.blocks:
+                self._pass_on(node, part)
+            else:
+                node.part.order.move_to_end(node)
         while self._size > self._max_prefixes:
-            leaf, _ = self._nodes.popitem(last=False)
-            assert leaf.parent is not None and not leaf.children
-            del leaf.parent.children[leaf.hashes[0]]
-            leaf.parent = None
-            self._size -= len(leaf.hashes)
+            self._forget_of(self._fullest(part))
+
+    def _fullest(self, part: _Part) -> _Part:
+        """Whose nodes have to go when the tenant of `part` has added."""
+        if part.blocks > max(self._max_blocks, self._max_prefixes // len(self._parts)):
+            return part
+        return max(self._parts.values(), key=lambda held: held.blocks)
+
+    def _forget_of(self, part: _Part) -> None:
+        """Forget the node of a tenant that was unseen for longest. If others still have nodes below it, it counts for
+        one of them instead, with all of that one's above it seen as late."""
+        oldest = next(iter(part.order))
+        leaf = oldest
+        while leaf.children:
+            leaf = next(iter(leaf.children.values()))
+        if leaf is oldest:
+            self._forget(leaf)
+            return
+        heir = leaf.part
+        self._pass_on(oldest, heir)
+        above = oldest.parent
+        while above is not None and above is not self._root:
+            if above.part is heir:
+                heir.order.move_to_end(above)
+            above = above.parent
+
+    def _forget(self, leaf: _Node) -> None:
+        assert leaf.parent is not None and not leaf.children
+        del leaf.parent.children[leaf.hashes[0]]
+        leaf.parent = None
+        self._leave(leaf)
+        self._size -= len(leaf.hashes)
+
+    def _pass_on(self, node: _Node, part: _Part) -> None:
+        self._leave(node)
+        self._join(node, part)
+
+    def _join(self, node: _Node, part: _Part) -> None:
+        """The node counts for the tenant of `part`, as seen last."""
+        node.part = part
+        part.order[node] = None
+        part.blocks += len(node.hashes)
+        self._parts.setdefault(part.name, part)
+
+    def _leave(self, node: _Node) -> None:
+        part = node.part
+        del part.order[node]
+        part.blocks -= len(node.hashes)
+        if not part.order:
+            del self._parts[part.name]
 
     def check_invariants(self) -> None:
-        """Raises AssertionError unless size, order and links hold; for tests."""
-        order = {node: i for i, node in enumerate(self._nodes)}
-        assert self._size == sum(len(node.hashes) for node in order) <= self._max_prefixes
-        for node, i in order.items():
-            assert node.hashes and node.parent is not None
-            assert node.parent.children[node.hashes[0]] is node
-            assert node.parent is self._root or order[node.parent] > i
-            assert all(child in order for child in node.children.values())
+        """Raises AssertionError unless sizes, orders and links hold; for tests."""
+        size = 0
+        for name, part in self._parts.items():
+            order = {node: i for i, node in enumerate(part.order)}
+            assert order and part.name == name
+            assert part.blocks == sum(len(node.hashes) for node in order)
+            size += part.blocks
+            for node, i in order.items():
+                assert node.part is part and node.hashes and node.parent is not None
+                assert node.parent.children[node.hashes[0]] is node
+                assert all(child.parent is node and child in child.part.order for child in node.children.values())
+                above = node.parent
+                while above is not self._root:
+                    assert above.parent is not None
+                    assert above.part is not part or order[above] > i
+                    above = above.parent
+        assert self._size == size <= self._max_prefixes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +96,42 @@ def test_a_killed_actor_costs_no_request_and_hears_of_all_later(handle: Deployme
     ray.kill(actor, no_restart=False)
     for number in range(20):
         assert ask(handle, f"s-{number}") in before
+    until_all(handle, lambda view: view["epoch"] > epoch and not view["waiting_events"])
+
+
+@contextlib.contextmanager
+def killed_again_and_again(made: list[str]) -> Iterator[None]:
+    """Whoever is the runtime actor ends at once, for good; `made` gets the id of each."""
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.02):
+            with contextlib.suppress(ValueError):
+                actor = ray.get_actor("agent_runtime", namespace="serve")
+                made.append(actor._actor_id.hex())
+                ray.kill(actor)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+
+
+def test_an_actor_that_never_stays_costs_no_request_and_few_attempts(handle: DeploymentHandle) -> None:
+    before = until_all(handle, lambda view: view["epoch"])
+    epoch = max(view["epoch"] for view in before.values())
+    made: list[str] = []
+    with killed_again_and_again(made):
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 12.0:
+            assert ask(handle, "s-1") in before
+        failed = until_all(handle, lambda view: view["failures"])
+    # Of each replica at 0.1 s, 0.2 s and so on, doubled each time; the first is who was there.
+    assert len(set(made)) <= 1 + REPLICAS * 9, len(set(made))
+    assert failed.keys() == before.keys(), "no replica went with it"
     until_all(handle, lambda view: view["epoch"] > epoch and not view["waiting_events"])
 
 

@@ -1,9 +1,10 @@
-"""5,400 requests with anything in identity, hints and fields: each is answered with 2xx or a well-formed 4xx."""
+"""6,900 requests with anything in identity, hints and fields: each is answered with 2xx or a well-formed 4xx."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,10 @@ from serve_app.identity import AGENT_HEADERS, FINAL_HEADERS, SESSION_HEADERS
 from tests.simulated_bench import KEYS, SimulatedBench
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+LAST_EVENT = {RESPONSES: b"event: response.completed\n", MESSAGES: b"event: message_stop\n"}
+LEAST_SERVED = 0.2
+"""Of the inputs to each route: what never gets past the checks doesn't try what comes after them."""
 
 SCALARS = (
     st.none()
@@ -87,9 +92,16 @@ CHAT_BODY = st.builds(
     FIELDS,
 )
 PROMPTS = st.text(max_size=30) | st.lists(st.integers(-1, 70_000), max_size=5) | ANYTHING
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+WELL_FORMED = st.fixed_dictionaries(
+    {"model": st.just("m")},
+    optional={"stream": st.booleans(), "temperature": st.floats(0, 2), "top_p": st.floats(0.1, 1)},
+)
+"""Fields of a request that is served; what varies with it are texts and headers."""
+
 COMPLETION_BODY = st.builds(
     lambda prompt, hints, fields: {"prompt": prompt, "max_tokens": 2, **fields, **hints}, PROMPTS, HINTS, FIELDS
-)
+) | st.builds(lambda prompt, fields: {"prompt": prompt, "max_tokens": 2, **fields}, TEXT, WELL_FORMED)
 
 VALUES = st.binary(max_size=40).filter(lambda v: not set(v) & {0, 10, 13}) | st.sampled_from([b"null", b"x" * 20_000])
 HEADER_NAMES = st.sampled_from(
@@ -115,6 +127,8 @@ class Client:
     def __init__(self) -> None:
         self.bench = SimulatedBench()
         self.loop = asyncio.new_event_loop()
+        self.asked: Counter[str] = Counter()
+        self.served: Counter[str] = Counter()
 
     def send(
         self, path: str, body: bytes, headers: list[tuple[bytes, bytes]], method: str = "POST", query: bytes = b""
@@ -158,11 +172,22 @@ class Client:
             assert set(error) == {"message", "type", "param", "code"} and isinstance(error["message"], str)
             assert answer["content-type"].startswith("application/json") and len(content) < 4096
         elif answer["content-type"].startswith("text/event-stream"):
-            assert content.endswith(b"data: [DONE]\n\n") and content.count(b"[DONE]") == 1
+            check_end(path, content)
         else:
             json.loads(content)
         assert self.bench.gateway._admission.in_flight == 0
+        self.asked[path] += 1
+        self.served[path] += status < 300
         return status
+
+
+def check_end(path: str, content: bytes) -> None:
+    """A stream says once, and last, that it is complete."""
+    last = LAST_EVENT.get(path)
+    if last is None:
+        assert content.endswith(b"data: [DONE]\n\n") and content.count(b"[DONE]") == 1
+    else:
+        assert content.count(last) == 1 and content.rstrip(b"\n").split(b"\n\n")[-1].startswith(last), content[-500:]
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +213,64 @@ def test_chat(client: Client, body: Any, headers: list[tuple[bytes, bytes]]) -> 
 @given(body=COMPLETION_BODY, headers=HEADERS)
 def test_completions(client: Client, body: Any, headers: list[tuple[bytes, bytes]]) -> None:
     client.check(COMPLETIONS, body, headers)
+
+
+RESPONSES_OWN = st.fixed_dictionaries(
+    {},
+    optional={
+        "instructions": st.text(max_size=20) | ANYTHING,
+        "max_output_tokens": st.integers(1, 8) | SCALARS,
+        "store": ANYTHING,
+        "metadata": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2) | ANYTHING,
+    },
+)
+RESPONSES_BODY = st.builds(
+    lambda input_, own, fields, hints: {"input": input_, "max_output_tokens": 2, **own, **fields, **hints},
+    st.just("hi") | st.just(GOOD) | TEXT | st.lists(MESSAGE, max_size=4) | ANYTHING,
+    RESPONSES_OWN,
+    FIELDS,
+    HINTS,
+) | st.builds(
+    lambda input_, instructions, fields: {"input": input_, "instructions": instructions, **fields},
+    st.just(GOOD) | TEXT,
+    TEXT,
+    WELL_FORMED,
+)
+BLOCKS = st.lists(st.fixed_dictionaries({"type": PARTS}, optional={"text": ANYTHING, "source": ANYTHING}), max_size=3)
+MESSAGES_OWN = st.fixed_dictionaries(
+    {},
+    optional={
+        "system": st.text(max_size=20) | BLOCKS | ANYTHING,
+        "stop_sequences": st.lists(st.text(max_size=5), max_size=2) | ANYTHING,
+        "thinking": ANYTHING,
+    },
+)
+MESSAGES_BODY = st.builds(
+    lambda messages, own, fields, hints: {"messages": messages, "max_tokens": 2, **own, **fields, **hints},
+    st.just(GOOD) | st.lists(MESSAGE, max_size=4) | ANYTHING,
+    MESSAGES_OWN,
+    FIELDS,
+    HINTS,
+) | st.builds(
+    lambda text, system, fields: {
+        "messages": [{"role": "user", "content": text}], "system": system, "max_tokens": 2, **fields,
+    },
+    TEXT,
+    TEXT | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}), min_size=1, max_size=2),
+    WELL_FORMED,
+)  # fmt: skip
+
+
+@settings(max_examples=800, **MANY)
+@given(body=RESPONSES_BODY, headers=HEADERS)
+def test_responses(client: Client, body: Any, headers: list[tuple[bytes, bytes]]) -> None:
+    client.check(RESPONSES, body, headers)
+
+
+@settings(max_examples=700, **MANY)
+@given(body=MESSAGES_BODY, headers=HEADERS)
+def test_messages(client: Client, body: Any, headers: list[tuple[bytes, bytes]]) -> None:
+    client.check(MESSAGES, body, headers)
 
 
 @settings(max_examples=1800, **MANY)
@@ -230,3 +313,10 @@ def test_bytes_and_ordinary_headers(client: Client, body: bytes, headers: list[t
 def test_queries(client: Client, path: str, query: bytes) -> None:
     client.bench.gateway._quotas._uses.clear()
     client.check(path, b"", [(b"host", b"test")], method="GET", query=query)
+
+
+def test_a_share_of_the_inputs_to_each_route_was_served(client: Client) -> None:
+    """Of what the tests above have sent, those to the routes that generate."""
+    sent = {path: client.asked[path] for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES) if client.asked[path]}
+    shares = {path: client.served[path] / asked for path, asked in sent.items()}
+    assert all(share >= LEAST_SERVED for share in shares.values()), shares

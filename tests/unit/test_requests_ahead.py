@@ -250,6 +250,27 @@ def test_a_pipeline_is_served_from_its_guesses_and_reads_the_same(stream: bool) 
     ]
 
 
+def test_a_standby_that_takes_over_guesses_again() -> None:
+    """It has the policies from the actor, learns the pipeline itself, and answers meanwhile as ever."""
+
+    async def main() -> None:
+        runtime = RuntimeSettings.from_dict({"policies": [{"name": "speculation", "enabled": True}]})
+        bench = SimulatedBench(runtime=runtime, cost=COST)
+        bench.runtime.config_version = bench.gateway._settings.version
+        await bench.gateway._exchange._step()
+        first = [await pipeline(bench, number, stream=False) for number in range(20)]
+        assert bench.gateway._policies.speculation.counters()["joined"] > 0
+        bench.take_over()
+        assert bench.gateway._policies.speculation is None, "else nothing was told by the actor"
+        await bench.gateway._exchange._step()
+        second = [await pipeline(bench, number, stream=False) for number in range(20, 40)]
+        assert bench.gateway._policies.speculation.counters()["joined"] > 0
+        bare = [[[_without_ids(text) for text in each] for each in said] for said in (first, second)]
+        assert bare[0] == bare[1], "the same lengths and texts before and after"
+
+    asyncio.run(main())
+
+
 def _without_ids(text: str) -> list[str]:
     """Contents, ends and counts of an answer; ids and times are fresh each time."""
     return [part for part in text.split('"') if "simulated" in part or "length" in part or "tokens" in part]

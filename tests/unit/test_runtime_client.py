@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from runtime_actor.client import RuntimeClient
+from runtime_actor.client import MAX_CREATION_BACKOFF_S, RuntimeClient
 from runtime_actor.errors import ConfigurationError, MessageError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeRequest
 from tests.unit.runtime_kit import Clock, Kit
@@ -55,14 +55,21 @@ class Cluster:
     def __init__(self, call_timeout_s: float = 30.0) -> None:
         self.handle = FakeHandle()
         self.lookups = 0
+        self.looks = 0
         self.error: Exception | None = None
         self.clock = Clock()
-        self.client = RuntimeClient({"call_timeout_s": call_timeout_s}, 7, self.resolve, self.clock)
+        self.client = RuntimeClient({"call_timeout_s": call_timeout_s}, 7, self.resolve, self.clock, self.look)
 
     def resolve(self, settings: dict[str, Any], version: int) -> Any:
         self.lookups += 1
         if self.error is not None:
             raise self.error
+        return self.handle
+
+    def look(self) -> Any:
+        self.looks += 1
+        if self.handle.error is not None:
+            raise ValueError("no actor of that name")
         return self.handle
 
     async def failing(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> str:
@@ -141,6 +148,42 @@ def test_the_back_off_grows_to_its_bound_and_ends_with_success() -> None:
         cluster.handle.error = None
         cluster.clock.advance(0.11)
         await cluster.client.state()
+
+    run(test)
+
+
+def test_an_actor_that_ends_as_soon_as_it_is_made_is_made_ever_more_rarely() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.handle.error = ActorDiedError()
+        made = []
+        for _ in range(5):
+            before = cluster.lookups
+            for _ in range(600):
+                await cluster.failing(cluster.client.state)
+                cluster.clock.advance(1)
+            made.append(cluster.lookups - before)
+        assert made[0] <= 20 and max(made[2:]) <= 600 / (MAX_CREATION_BACKOFF_S / 2) + 1, made
+        assert cluster.looks > 5 * 250, "it is looked for all the same"
+        cluster.handle.error = None
+        cluster.clock.advance(2.1)
+        before = cluster.lookups
+        await cluster.client.state()
+        assert cluster.lookups == before, "another one's is found without making one"
+        # And from then on it is made at once again.
+        cluster.handle.error = ActorDiedError()
+        await cluster.failing(cluster.client.state)
+        cluster.handle = FakeHandle()
+        cluster.clock.advance(0.11)
+        await cluster.client.state()
+        assert cluster.lookups == before + 1
+
+    run(test)
+
+
+def test_an_actor_of_another_version_is_a_failure_like_others() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.handle.error = AttributeError("no attribute 'configure'")
+        assert "configure" in await cluster.failing(cluster.client.state)
 
     run(test)
 

@@ -126,3 +126,61 @@ def test_what_follows_the_looked_at_blocks_is_the_sessions_own() -> None:
     prefixes.see(prompt, AGENT, "s1", 0)
     seen = prefixes.see(prompt, AGENT, "s2", 1)
     assert (seen.num_blocks, seen.known_blocks, seen.seen_blocks, len(prefixes)) == (3, 3, 3, 3)
+
+
+TENANT_CAP = 36
+TENANTS = 3
+QUIET = st.tuples(st.sampled_from(["a", "b"]), st.lists(st.integers(0, 1), min_size=1, max_size=2))
+FLOOD = st.tuples(st.just("flood"), st.lists(st.integers(0, 9), min_size=1, max_size=6))
+"""The two quiet tenants have at most 6 prefixes each, the third has up to a million."""
+
+
+@given(st.lists(st.one_of(QUIET, FLOOD), max_size=120))
+@settings(deadline=None)
+def test_a_tenant_within_its_part_loses_nothing_to_one_that_floods(prompts: list[tuple[str, list[int]]]) -> None:
+    prefixes = SharedPrefixes(max_prefixes=TENANT_CAP, max_blocks=8)
+    sent: dict[str, set[bytes]] = {"a": set(), "b": set(), "flood": set()}
+    for number, (tenant, names) in enumerate(prompts):
+        hashes = blocks(tenant, *map(str, names))
+        seen = prefixes.see(hashes, (tenant, "agent"), f"s{number}")
+        prefixes.check_invariants()
+        known = sum(block in sent[tenant] for block in hashes)
+        if tenant != "flood":
+            assert seen.known_blocks == known
+        sent[tenant].update(hashes)
+    assert all(len(sent[name]) <= TENANT_CAP // TENANTS for name in ("a", "b")), "else nothing was promised"
+
+
+@given(st.lists(st.one_of(QUIET, FLOOD), max_size=120), st.integers(14, 40))
+@settings(deadline=None)
+def test_tenants_with_prefixes_in_common_keep_the_memory_right(prompts: list, bound: int) -> None:
+    prefixes = SharedPrefixes(max_prefixes=bound, max_blocks=8)
+    for number, (tenant, names) in enumerate(prompts):
+        hashes = blocks(*map(str, names))
+        prefixes.see(hashes, (tenant, "agent"), f"s{number}")
+        prefixes.check_invariants()
+        again = prefixes.see(hashes, (tenant, "agent"), f"s{number}")
+        assert again.known_blocks == len(hashes), "what was just seen is never what is forgotten"
+
+
+def test_a_flood_of_new_prompts_leaves_another_tenants_anchor() -> None:
+    prefixes = SharedPrefixes(max_prefixes=1024, max_blocks=64)
+    anchor = [f"a{i}" for i in range(32)]
+    for session in ("s1", "s2"):
+        prefixes.see(blocks("quiet", *anchor, session), ("quiet", "coder"), session, 0)
+    for number in range(500):
+        prefixes.see(blocks("loud", f"prompt {number}", *anchor), ("loud", f"agent {number}"), f"f{number}", 0)
+    assert len(prefixes) > 1024 - 64, "the flood has all that the quiet one leaves"
+    assert prefixes.see(blocks("quiet", *anchor, "new"), ("quiet", "coder"), "s3", 2).num_blocks == 33
+
+
+def test_prefixes_in_common_are_kept_for_the_one_with_least() -> None:
+    """The loud tenant began the anchor; that the quiet one sends it too keeps it through the flood."""
+    prefixes = SharedPrefixes(max_prefixes=1024, max_blocks=64)
+    anchor = [f"a{i}" for i in range(32)]
+    prefixes.see(blocks(*anchor, "loud"), ("loud", "coder"), "l", 0)
+    prefixes.see(blocks(*anchor, "quiet"), ("quiet", "coder"), "q", 0)
+    for number in range(500):
+        prefixes.see(blocks(f"prompt {number}", *anchor), ("loud", f"agent {number}"), f"f{number}", 0)
+    assert prefixes.see(blocks(*anchor, "new"), ("quiet", "coder"), "q2", 1).num_blocks == 32
+    prefixes.check_invariants()

@@ -15,11 +15,14 @@ from runtime_actor.errors import CheckpointError
 from tests.fault import faults
 from tests.fault.chaos.load import OK, UNANSWERED, VARIED, WRONG, Load
 from tests.fault.chaos.server import ChaosServer, counted
+from tests.fault.chaos.service import service
 
 RECOVERY_LIMIT_S = 480.0
 """A busy machine takes minutes to load a model for a replica that was killed."""
 
 WARM_ANSWERS = 16
+RATE_ANSWERS = 48
+"""Before a replica is killed, and after it is replaced: enough to compare rates."""
 
 Fault = Callable[[ChaosServer], AbstractContextManager[None]]
 
@@ -66,8 +69,9 @@ def run_row(row: Row, server: ChaosServer, load: Load, hold_scale: float = 1.0) 
     before = _state(server)
     load.start()
     notes = ""
+    warm = RATE_ANSWERS if row.replaces else WARM_ANSWERS
     try:
-        server.wait_until(lambda: load.answered >= WARM_ANSWERS, RECOVERY_LIMIT_S)
+        server.wait_until(lambda: load.answered >= warm, RECOVERY_LIMIT_S)
         began_s = time.monotonic()
         with row.fault(server):
             if row.hold_s:
@@ -76,11 +80,14 @@ def run_row(row: Row, server: ChaosServer, load: Load, hold_scale: float = 1.0) 
         old = {replica["replica"] for replica in before["replicas"]} if row.replaces else set()
         whole_s = server.wait_until(lambda: server.is_whole(other_than=old), RECOVERY_LIMIT_S)
         served = load.answered
-        server.wait_until(lambda: load.answered >= served + WARM_ANSWERS, RECOVERY_LIMIT_S)
+        server.wait_until(lambda: load.answered >= served + warm, RECOVERY_LIMIT_S)
     finally:
         load.stop()
     after = _state(server)
     said = row.check(after)
+    if row.replaces:
+        remaining = 1.0 - 1.0 / len(old)
+        said = service(load.outcomes, began_s, began_s + (whole_s or RECOVERY_LIMIT_S), remaining).told()
     return _result(row, load, before, after, began_s, whole_s, ", ".join(filter(None, (notes, said))))
 
 
