@@ -137,7 +137,10 @@ class TemplateIndex:
     def _remember(self, text: _Text) -> None:
         by_line = self._by_line.part(text.tenant)
         for key in text.lines:
-            known = by_line.setdefault(key, [])
+            known = by_line.get(key)
+            if known is None:
+                by_line[key] = [text]
+                continue
             known.append(text)
             del known[:-MAX_TEXTS_PER_LINE]
             by_line.move_to_end(key)
@@ -178,6 +181,8 @@ class TemplateIndex:
         """Texts of the same scope that share sentences with this one, most first."""
         shared: Counter[_Text] = Counter()
         by_line = self._by_line.part(text.tenant)
+        if by_line.keys().isdisjoint(text.lines):
+            return []
         for key, size in text.lines.items():
             for other in by_line.get(key, ()):
                 if other.scope == text.scope:
