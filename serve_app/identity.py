@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
-    digest_of_tools,
     leading_count,
     leading_system_text,
     strip_billing,
@@ -189,7 +188,7 @@ class IdentityResolver:
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
-        of_tools = digest_of_tools(tools)
+        of_tools = self._digests.of_tools(tools)
         content = self._digests.of_text(system) + of_tools
         label = _label(strip_billing(system[:4096]))
         if not system:

@@ -39,9 +39,13 @@ def canonical_text(text: str) -> str:
 
     These are billing lines, clocks and ids (see `noise.py`), white space, and the form of composed letters.
     """
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text).removeprefix("\ufeff")
+    text = composed(text).removeprefix("\ufeff")
     return _with_single_spaces(without_noise(strip_billing(text)))
+
+
+def composed(text: str) -> str:
+    """Letters with accents in one of the two forms that they have."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def _with_single_spaces(text: str) -> str:
@@ -107,21 +111,56 @@ class CanonicalDigests:
         if known is not None:
             self._memo.move_to_end(raw)
             return known
-        result = self._memo[raw] = digest(canonical_text(text).encode())
+        return self._remember(raw, digest(canonical_text(text).encode()))
+
+    def of_tools(self, tools: Any) -> bytes:
+        """As `digest_of_tools`, and without the clocks that a description may hold."""
+        sent = digest_of_tools(tools)
+        if not sent:
+            return sent
+        raw = hash(sent)
+        known = self._memo.get(raw)
+        if known is not None:
+            self._memo.move_to_end(raw)
+            return known
+        told = [tool for tool in tools if _may_tell_time(tool)]
+        if not told:
+            return self._remember(raw, sent)
+        timeless = [_without_clock(tool) if any(tool is one for one in told) else tool for tool in tools]
+        return self._remember(raw, digest_of_tools(timeless))
+
+    def _remember(self, raw: int, result: bytes) -> bytes:
+        self._memo[raw] = result
         if len(self._memo) > self._max_entries:
             self._memo.popitem(last=False)
         return result
 
 
+def _may_tell_time(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    text = function.get("description") if isinstance(function, dict) else None
+    return isinstance(text, str) and ("oday" in text or "urrent " in text)
+
+
+def _without_clock(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    return {**tool, "function": {**function, "description": canonical_text(function["description"])}}
+
+
 def digest_of_tools(tools: Any) -> bytes:
-    """Doesn't depend on the order of the tools or of their keys."""
+    """Doesn't depend on the order of the tools or of their keys, nor on marks for a client's own cache."""
     if not isinstance(tools, list) or not tools:
         return b""
+    plain = [_without_mark(tool) if "cache_control" in tool else tool for tool in tools]
     try:
-        parts = [_pack(tool) for tool in tools]
+        parts = [_pack(tool) for tool in plain]
     except OverflowError:  # A whole number beyond 64 bits, which JSON alone can hold.
-        parts = [canonical_json(tool) for tool in tools]
+        parts = [canonical_json(tool) for tool in plain]
     return digest(b"\n".join(sorted(parts)))
+
+
+def _without_mark(tool: Any) -> Any:
+    return {name: value for name, value in tool.items() if name != "cache_control"} if isinstance(tool, dict) else tool
 
 
 def digest(data: bytes) -> bytes:

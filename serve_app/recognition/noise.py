@@ -37,7 +37,7 @@ _MASK = "#"
 
 
 def _classes() -> bytes:
-    """Digits to 0, letters to a, what separates the parts of a moment to a colon; a line's end is no space."""
+    """Digits to 0, letters to a, what separates the parts of a moment to a colon, all else to a space."""
     table = bytearray(b" " * 256)
     for code in range(256):
         char = chr(code)
@@ -47,13 +47,11 @@ def _classes() -> bytes:
             table[code] = ord("a")
         elif char in "-/.:":
             table[code] = ord(":")
-        elif char in "_\n\r":
-            table[code] = ord("n")
     return bytes(table)
 
 
 _CLASSES = _classes()
-_NEAR_DIGITS = (b"0:0", b"0a", b" 0", b"n0", b"00000000")
+_NEAR_DIGITS = (b":0", b"0a", b" 0")
 
 _MONTHS = (
     "jan|feb|fév|mar|mär|apr|avr|abr|may|mai|mag|jun|juin|giu|jul|juil|lug|aug|aoû|ago|sep|set|oct|okt|ott|out|nov"

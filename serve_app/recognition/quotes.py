@@ -147,11 +147,10 @@ class QuoteIndex:
         homes.move_to_end(agent)
         self._homes.trim(tenant)
         keys = [key for key, _ in lines]
-        known_before = [key for key in keys if key in known]
-        if len(known_before) < len(keys):
-            # Most lines are never seen again: until then one record stands for all that came with them.
-            shared = _Seen(session, (speaker,), is_shared=True)
-            known.update((key, shared) for key in keys if key not in known)
+        known_before = [] if known.keys().isdisjoint(keys) else [key for key in keys if key in known]
+        new = keys if not known_before else [key for key in keys if key not in known]
+        # Most lines are never seen again: until then one record stands for all that came with them.
+        known.update(dict.fromkeys(new, _Seen(session, (speaker,), is_shared=True)))
         for key in known_before:
             seen = _at(known, key, session)
             if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
@@ -262,7 +261,7 @@ def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, An
 
 
 def lines_of(found: dict[int, str]) -> list[Line]:
-    return [(key, len(text)) for key, text in found.items()]
+    return list(zip(found, map(len, found.values()), strict=True))
 
 
 def _sentences(texts: Iterable[str], read: Callable[[str], list[str]]) -> dict[int, str]:
