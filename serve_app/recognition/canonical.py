@@ -123,11 +123,7 @@ class CanonicalDigests:
         if known is not None:
             self._memo.move_to_end(raw)
             return known
-        told = [tool for tool in tools if _may_tell_time(tool)]
-        if not told:
-            return self._remember(raw, sent)
-        timeless = [_without_clock(tool) if any(tool is one for one in told) else tool for tool in tools]
-        return self._remember(raw, digest_of_tools(timeless))
+        return self._remember(raw, digest_of_tools(_timeless(tools)) if _may_tell_time(tools) else sent)
 
     def _remember(self, raw: int, result: bytes) -> bytes:
         self._memo[raw] = result
@@ -136,15 +132,24 @@ class CanonicalDigests:
         return result
 
 
-def _may_tell_time(tool: Any) -> bool:
+def _may_tell_time(tools: list[Any]) -> bool:
+    try:
+        texts = [tool["function"]["description"] for tool in tools]
+        return " date" in "\n".join(texts)
+    except (KeyError, TypeError):  # A tool without a description, or of another form.
+        return True
+
+
+def _timeless(tools: list[Any]) -> list[Any]:
+    return [_without_clock(tool) for tool in tools]
+
+
+def _without_clock(tool: Any) -> Any:
     function = tool.get("function") if isinstance(tool, dict) else None
     text = function.get("description") if isinstance(function, dict) else None
-    return isinstance(text, str) and ("oday" in text or "urrent " in text)
-
-
-def _without_clock(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool["function"]
-    return {**tool, "function": {**function, "description": canonical_text(function["description"])}}
+    if not isinstance(text, str) or " date" not in text:
+        return tool
+    return {**tool, "function": {**function, "description": canonical_text(text)}}
 
 
 def digest_of_tools(tools: Any) -> bytes:

@@ -217,9 +217,9 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
             role = "user"
         content = message.get("content")
         # Clients may tidy up what they keep.
-        text = composed(content if isinstance(content, str) else text_of(content)).strip()
-        if "\r" in text:
-            text = text.replace("\r\n", "\n")
+        text = (content if isinstance(content, str) else text_of(content)).strip()
+        if "\r" in text or not text.isascii():
+            text = composed(text.replace("\r\n", "\n"))
         calls, answers = message.get("tool_calls"), message.get("tool_call_id")
         key = hash((key, role, text))
         if calls or answers:
