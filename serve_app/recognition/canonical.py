@@ -146,7 +146,9 @@ def _timeless(tools: list[Any]) -> list[Any]:
 
 def _without_clock(tool: Any) -> Any:
     function = tool.get("function") if isinstance(tool, dict) else None
-    text = function.get("description") if isinstance(function, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    text = function.get("description")
     if not isinstance(text, str) or " date" not in text:
         return tool
     return {**tool, "function": {**function, "description": canonical_text(text)}}
