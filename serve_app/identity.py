@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
-    digest_of_tools,
     leading_count,
     leading_system_text,
     strip_billing,
@@ -132,7 +131,7 @@ class IdentityResolver:
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
         """`headers` as of `fold_headers`; `body` is the parsed and validated JSON object."""
         messages = body.get("messages")
-        reading = Reading(tenant, messages if isinstance(messages, list) else [])
+        reading = Reading(messages if isinstance(messages, list) else [])
         agent = self._agent(tenant, headers, body, reading)
         session, source, claim, lines = self._session(tenant, agent, headers, body, reading)
         identity = Identity(
@@ -165,7 +164,7 @@ class IdentityResolver:
         """Remember what an accepted request was answered: other agents of its session may repeat it."""
         if resolved.accepted and text:
             identity = resolved.identity
-            lines = lines_of_answer(identity.tenant, text)
+            lines = lines_of_answer(text)
             self.quotes.note_answer(identity.tenant, lines, identity.session, resolved.agent.speaker)
 
     def refuse(self, resolved: Resolved) -> None:
@@ -189,7 +188,7 @@ class IdentityResolver:
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
-        of_tools = digest_of_tools(tools)
+        of_tools = self._digests.of_tools(tools)
         content = self._digests.of_text(system) + of_tools
         label = _label(strip_billing(system[:4096]))
         if not system:
@@ -214,7 +213,7 @@ class IdentityResolver:
         if declared is not None:
             count = leading_count(messages)
             told = [*messages[:count], *_first_user(messages[count:]), *messages[-NEWS_MESSAGES:]]
-            return self.session_id(tenant, declared), source, None, lines_of_messages(tenant, told)
+            return self.session_id(tenant, declared), source, None, lines_of_messages(told)
         if not messages:
             return self._id("s", tenant, secrets.token_bytes(16)), "new", None, []
         read: list[Line] = []
@@ -226,7 +225,7 @@ class IdentityResolver:
             lambda other: self.templates.are_alike(tenant, agent.text, other),
         )
         # A history that is known up to some message was read up to there when it was sent.
-        lines = lines_of_messages(tenant, messages[claim.known_messages :]) if claim.known_messages else read
+        lines = lines_of_messages(messages[claim.known_messages :]) if claim.known_messages else read
         if claim.session is not None:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_actor.fair_map import FairMap
-from serve_app.recognition.canonical import canonical_json, leading_count, text_of
+from serve_app.recognition.canonical import canonical_json, composed, leading_count, text_of
 
 MAX_ENDS = 32_768
 """Distinct histories remembered; the least recently used is forgotten, its conversation then counts as new."""
@@ -216,7 +216,10 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
             has_assistant = True
             role = "user"
         content = message.get("content")
-        text = content if isinstance(content, str) else text_of(content)
+        # Clients may tidy up what they keep.
+        text = (content if isinstance(content, str) else text_of(content)).strip()
+        if "\r" in text or not text.isascii():
+            text = composed(text.replace("\r\n", "\n"))
         calls, answers = message.get("tool_calls"), message.get("tool_call_id")
         key = hash((key, role, text))
         if calls or answers:

@@ -18,7 +18,7 @@ A first-time agent never joins by text it was given: two strangers may use one f
 import functools
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class _Seen:
     """Where a line was seen: its one session, the agents that sent it, whether it was an answer's.
 
     `waiting`: sessions with it in an answer and in no request since, and that answer's characters; None once there
-    were too many.
+    were too many. A shared record stands for several lines: it is copied before it is changed.
     """
 
     session: str
@@ -79,6 +79,7 @@ class _Seen:
     answered: bool = False
     is_common: bool = False
     waiting: tuple[tuple[str, int], ...] | None = ()
+    is_shared: bool = False
 
     @property
     def waits_in(self) -> tuple[str, int] | None:
@@ -86,7 +87,7 @@ class _Seen:
 
 
 class QuoteIndex:
-    """Lines of prompts and answers -> session; the tenant is part of each key, and tenants share the memory fairly."""
+    """Lines of prompts and answers -> session, each tenant's apart; tenants share the memory fairly."""
 
     def __init__(self, max_lines: int = MAX_LINES, max_agents: int = MAX_AGENTS) -> None:
         self._lines: FairMap[int, _Seen] = FairMap(max_lines)
@@ -107,6 +108,8 @@ class QuoteIndex:
         votes: Counter[str] = Counter()
         waiting: Counter[tuple[str, int]] = Counter()
         known_lines = self._lines.part(tenant)
+        if not known_lines:
+            return {}
         is_known = self._homes.part(tenant).get(agent, "") is None
         for lines, may_share in ((conversation, is_known), (system, False)):
             for key, size in lines:
@@ -143,11 +146,12 @@ class QuoteIndex:
             homes[agent] = None
         homes.move_to_end(agent)
         self._homes.trim(tenant)
-        alone = (speaker,)
-        for key, _ in lines:
-            if key not in known:
-                known[key] = _Seen(session, alone)
-                continue
+        keys = [key for key, _ in lines]
+        known_before = [] if known.keys().isdisjoint(keys) else [key for key in keys if key in known]
+        new = keys if not known_before else [key for key in keys if key not in known]
+        # Most lines are never seen again: until then one record stands for all that came with them.
+        known.update(dict.fromkeys(new, _Seen(session, (speaker,), is_shared=True)))
+        for key in known_before:
             seen = _at(known, key, session)
             if speaker not in seen.senders and len(seen.senders) < MAX_SENDERS:
                 seen.senders = (*seen.senders, speaker)
@@ -194,49 +198,57 @@ def _at(known: OrderedDict[int, _Seen], key: int, session: str) -> _Seen:
     seen = known.get(key)
     if seen is None:
         seen = known[key] = _Seen(session)
-    elif seen.session != session:
+    elif seen.is_shared:
+        seen = known[key] = _Seen(seen.session, seen.senders)
+    if seen.session != session:
         seen.is_common = True
     known.move_to_end(key)
     return seen
 
 
-def lines_of_messages(tenant: str, messages: Sequence[dict[str, Any]]) -> list[Line]:
+def lines_of_messages(messages: Sequence[dict[str, Any]]) -> list[Line]:
     """Distinct lines worth comparing; the newest and the oldest messages come first."""
-    return lines_of(sentences(tenant, messages))
+    return lines_of(sentences(messages))
 
 
-def lines_of_answer(tenant: str, text: str) -> list[Line]:
-    return lines_of(_sentences(tenant, (text,)))
+def lines_of_answer(text: str) -> list[Line]:
+    return lines_of(_sentences((text,), _whole_lines))
 
 
-def sentences(tenant: str, messages: Sequence[dict[str, Any]]) -> dict[int, str]:
+def sentences(messages: Sequence[dict[str, Any]], read: Callable[[str], list[str]] | None = None) -> dict[int, str]:
     """Key -> text of what `lines_of_messages` gives."""
-    return _sentences(tenant, (text_of(message.get("content")) for message in _from_both_ends(messages)))
+    return _sentences((text_of(message.get("content")) for message in _from_both_ends(messages)), read or _whole_lines)
 
 
 class Reading:
-    """The sentences of one request's messages, each part read once and only if it is asked for."""
+    """The sentences of one request's messages, each text read once and only if it is asked for."""
 
-    def __init__(self, tenant: str, messages: list[dict[str, Any]]) -> None:
-        self._tenant = tenant
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
         leading = leading_count(messages)
         self._system = messages[:leading]
         self._conversation = messages[leading:]
+        self._read: dict[str, list[str]] = {}
 
     @functools.cached_property
     def system(self) -> dict[int, str]:
         """Of the leading system messages."""
-        return sentences(self._tenant, self._system)
+        return sentences(self._system)
 
     @functools.cached_property
     def asked(self) -> dict[int, str]:
         """Of the first message of a user, which may hold a role's fixed text."""
         users = (message for message in self._conversation if message.get("role") == "user")
-        return sentences(self._tenant, list(itertools.islice(users, 1)))
+        return sentences(list(itertools.islice(users, 1)), self._lines)
 
     @functools.cached_property
     def conversation(self) -> dict[int, str]:
-        return sentences(self._tenant, self._conversation)
+        return sentences(self._conversation, self._lines)
+
+    def _lines(self, text: str) -> list[str]:
+        known = self._read.get(text)
+        if known is None:
+            known = self._read[text] = _whole_lines(text)
+        return known
 
 
 def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
@@ -249,25 +261,32 @@ def _from_both_ends(messages: Sequence[dict[str, Any]]) -> Iterable[dict[str, An
 
 
 def lines_of(found: dict[int, str]) -> list[Line]:
-    return [(key, len(text)) for key, text in found.items()]
+    return list(zip(found, map(len, found.values()), strict=True))
 
 
-def _sentences(tenant: str, texts: Iterable[str]) -> dict[int, str]:
+def _sentences(texts: Iterable[str], read: Callable[[str], list[str]]) -> dict[int, str]:
     """Keys are the interpreter's own string hashes: they never leave the process."""
     found: dict[int, str] = {}
     left = MAX_PROMPT_CHARS
     for number, text in enumerate(texts):
-        if len(text) > MAX_TEXT_CHARS:
-            text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
-        left -= len(text)
-        for mark in ".:":
-            # A character alone is found ten times faster than two.
-            text = text.replace(mark + " ", "\n") if mark in text else text
-        for line in text.split("\n"):
-            if len(line) >= LEAST_LINE_CHARS:
-                bare = line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
-                if len(bare) >= LEAST_LINE_CHARS:
-                    found[hash((tenant, bare))] = bare
+        lines = read(text)
+        found.update(zip(map(hash, lines), lines, strict=True))
+        left -= min(len(text), MAX_TEXT_CHARS + 1)
         if (left <= 0 and number > 0) or len(found) >= MAX_LINES_PER_TEXT:
             break
     return found if len(found) <= MAX_LINES_PER_TEXT else dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))
+
+
+def _whole_lines(text: str) -> list[str]:
+    """The lines and sentences of a text that are long enough, without what marks them in a list."""
+    if len(text) > MAX_TEXT_CHARS:
+        text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
+    for mark in ".:":
+        # A character alone is found ten times faster than two.
+        text = text.replace(mark + " ", "\n") if mark in text else text
+    return [
+        bare
+        for line in text.split("\n")
+        if len(line) >= LEAST_LINE_CHARS
+        and len(bare := line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS
+    ]

@@ -80,7 +80,7 @@ class TemplateIndex:
     def __init__(self, is_session_text: Callable[[str, int, str], bool]) -> None:
         self._is_session_text = is_session_text
         self._texts: FairMap[str, _Text] = FairMap(MAX_TEXTS)
-        self._by_line: FairMap[int, list[_Text]] = FairMap(8 * MAX_TEXTS)
+        self._by_line: FairMap[int, tuple[_Text, ...]] = FairMap(8 * MAX_TEXTS)
         self._sessions: FairMap[str, _Session] = FairMap(MAX_SESSIONS)
 
     def __len__(self) -> int:
@@ -136,11 +136,10 @@ class TemplateIndex:
 
     def _remember(self, text: _Text) -> None:
         by_line = self._by_line.part(text.tenant)
-        for key in text.lines:
-            known = by_line.setdefault(key, [])
-            known.append(text)
-            del known[:-MAX_TEXTS_PER_LINE]
+        for key in [key for key in text.lines if key in by_line]:
+            by_line[key] = (*by_line[key], text)[-MAX_TEXTS_PER_LINE:]
             by_line.move_to_end(key)
+        by_line.update(dict.fromkeys((key for key in text.lines if key not in by_line), (text,)))
         self._by_line.trim(text.tenant)
 
     def _template_of(self, text: _Text, said: dict[int, str]) -> Template | None:
@@ -178,6 +177,8 @@ class TemplateIndex:
         """Texts of the same scope that share sentences with this one, most first."""
         shared: Counter[_Text] = Counter()
         by_line = self._by_line.part(text.tenant)
+        if by_line.keys().isdisjoint(text.lines):
+            return []
         for key, size in text.lines.items():
             for other in by_line.get(key, ()):
                 if other.scope == text.scope:

@@ -45,6 +45,8 @@ class ResponsesRoute(Route):
         check_structured_outputs(_as_chat(fields))
         if isinstance(fields.get("instructions"), str):
             fields["instructions"] = strip_billing(fields["instructions"])
+        if not isinstance(fields.get("input", ""), (str, list)):
+            raise bad_request("`input` must be a string or an array.", "input", "invalid_value")
         if fields.get("input") in ([], ""):
             raise bad_request("`input` must not be empty.", "input", "invalid_value")
         fields["input"] = _without_billing(fields.get("input"))

@@ -82,3 +82,24 @@ def test_memo_is_bounded() -> None:
     values = [digests.of_text(f"text {n}") for n in range(10)]
     assert len(digests._memo) == 4
     assert digests.of_text("text 0") == values[0]
+
+
+def test_marks_and_clocks_in_tools_are_no_content() -> None:
+    def search(text: str, **marks: object) -> dict[str, object]:
+        return {"type": "function", "function": {"name": "search", "description": text}, **marks}
+
+    digests = CanonicalDigests()
+    other = {"type": "function", "function": {"name": "add", "description": "Adds 2 numbers."}}
+    found = {
+        digests.of_tools(tools)
+        for tools in (
+            [search("Searches. Today's date is 2026-03-09."), other],
+            [search("Searches. Today's date is 2026-03-10."), other],
+            [other, search("Searches. Today's date is 2026-03-10.", cache_control={"type": "ephemeral"})],
+        )
+    }
+    assert len(found) == 1
+    assert digests.of_tools([search("Searches today's 3 papers."), other]) != digests.of_tools(
+        [search("Searches today's 4 papers."), other]
+    )
+    assert digests.of_tools(None) == digests.of_tools([]) == b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -192,3 +193,23 @@ def test_interleaved_conversations_never_mix(order: list[int], random: Any) -> N
         assert sessions.setdefault(n, session) == session
         histories[n] = [*histories[n], reply("same"), user("same")]
     assert len(set(sessions.values())) == len(sessions)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("What does\r\nthe harbour cost?", "What does\nthe harbour cost?"),
+        ("What does the harbour cost?\n", "What does the harbour cost?"),
+        ("What does the caf\u00e9 cost?", "What does the cafe\u0301 cost?"),
+    ],
+)
+def test_a_history_that_was_tidied_up_goes_on(sent: str, kept: str) -> None:
+    index = ConversationIndex()
+    first = index.match("t", "a", [{"role": "user", "content": sent}])
+    index.record(first, "s-1", "a")
+    later = [
+        {"role": "user", "content": kept},
+        {"role": "assistant", "content": "Much."},
+        {"role": "user", "content": "Why?"},
+    ]
+    assert index.match("t", "a", later).session == "s-1"

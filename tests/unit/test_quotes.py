@@ -159,12 +159,12 @@ def test_a_declared_session_is_quoted_as_well(team: Team) -> None:
 def test_bounded() -> None:
     index = QuoteIndex(max_lines=8, max_agents=4)
     for n in range(50):
-        lines = lines_of_messages("t", [{"role": "user", "content": f"This is the line with the number {n}."}])
+        lines = lines_of_messages([{"role": "user", "content": f"This is the line with the number {n}."}])
         index.note("t", lines, f"s{n}", f"a{n}", f"a{n}")
-        index.note_answer("t", lines_of_answer("t", f"This is the answer with the number {n}."), f"s{n}", f"a{n}")
+        index.note_answer("t", lines_of_answer(f"This is the answer with the number {n}."), f"s{n}", f"a{n}")
     assert len(index) == 8 and len(index._homes) == 4
     for n in range(MAX_HANDED_OVER + 3):
-        index.note_answer("t", lines_of_answer("t", "The same answer in every session."), f"s{n}", "a")
+        index.note_answer("t", lines_of_answer("The same answer in every session."), f"s{n}", "a")
     assert len(index._handed_over) == MAX_HANDED_OVER
     many = "\n".join(f"A line of some length, number {n}" for n in range(10_000))
-    assert len(lines_of_answer("t", many)) == MAX_LINES_PER_TEXT
+    assert len(lines_of_answer(many)) == MAX_LINES_PER_TEXT

@@ -273,6 +273,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/responses", {"model": "m"}, "input"),
     ("/v1/responses", responses(input=[]), "input"),
     ("/v1/responses", responses(input=5), "input"),
+    ("/v1/responses", responses(input={}), "input"),
     ("/v1/responses", responses(input=[{"type": "item_reference", "id": "x"}]), "input"),
     ("/v1/responses", responses(input=[{"role": "king", "content": "hi"}]), "input"),
     (

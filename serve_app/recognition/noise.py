@@ -1,0 +1,281 @@
+"""Clocks and run ids in a prompt: found by their form, and by the word that announces them (pure).
+
+A text is looked at where its digits stand, since searching for the patterns themselves takes ten times as long:
+`_NEAR_DIGITS` are what a moment or an id can't do without. What is found there is
+
+- a moment that can be nothing but a clock: a date with a time, a time with seconds, a weekday with its date;
+- a date or a time alone, which needs a word near it (`Today is ...`, `Datum: ...`): a sentence may hold one;
+- an id by its form: a UUID, ULID, hash, base64 or nanoid, or digits behind a word such as `req_`;
+- anything behind `run id:`, `"sessionId":`, `<trace-id>` and the like.
+
+A year, a version, a model's name, a number of steps or an opening hour stay what they are.
+"""
+
+import re
+import string
+from collections.abc import Iterator
+from itertools import pairwise
+
+LEAST_ID_CHARS = 12
+"""A shorter run of letters and digits is a name, unless a word such as `req_` stands before it."""
+
+LEAST_BASE64_CHARS = 16
+LEAST_CHANGES = 0.45
+"""Of a random id's neighbours, how many are of different kinds (upper, lower, digit); 0.6 is the mean."""
+
+MAX_TOKEN_CHARS = 512
+MAX_NEAR_CHARS = 64
+"""How far before a date or time the word may stand that makes it a clock."""
+
+MAX_PLACES = 2048
+"""Digits of one text that are looked at, half from either end."""
+
+MAX_PART_CHARS = 40
+"""Of one date or time."""
+
+_MASK = "#"
+
+
+def _classes() -> bytes:
+    """Digits to 0, letters to a, what separates the parts of a moment to a colon, all else to a space."""
+    table = bytearray(b" " * 256)
+    for code in range(256):
+        char = chr(code)
+        if char.isascii() and char.isdigit():
+            table[code] = ord("0")
+        elif (char.isascii() and char.isalpha()) or char == "?" or code > 0x7F:
+            table[code] = ord("a")
+        elif char in "-/.:":
+            table[code] = ord(":")
+    return bytes(table)
+
+
+_CLASSES = _classes()
+_NEAR_DIGITS = (b":0", b"0a", b" 0")
+
+_MONTHS = (
+    "jan|feb|fév|mar|mär|apr|avr|abr|may|mai|mag|jun|juin|giu|jul|juil|lug|aug|aoû|ago|sep|set|oct|okt|ott|out|nov"
+    "|dec|dez|déc|dic|ene|gen"
+)
+_MONTH = rf"(?:{_MONTHS})[a-zà-ÿ]*"
+_DAY = (
+    r"(?:(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?|(?:mon|diens|donners|frei|sams|sonn)tag"
+    r"|mittwoch|lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche|lunes|martes|miércoles|jueves|viernes|sábado"
+    r"|domingo)\b"
+)
+_YEAR = r"(?:19|20)\d\d(?!\d)"
+_OF = r"(?: ?(?:of|de|d'|-|/|\.) ?| )"
+_PART = re.compile(
+    rf"(?P<day>{_DAY})"
+    r"|(?P<seconds>\d{1,2}:\d\d:\d\d(?:[.,]\d+)?(?: ?[ap]\.?m\b\.?)?)"
+    r"|(?P<time>\d{1,2}:\d\d(?![\d:])(?: ?[ap]\.?m\b\.?| uhr\b)?"
+    r"|\d{1,2} ?(?:[ap]\.m\.|[ap]m\b|uhr\b|o'clock)|\d\d?h\d\d\b)"
+    r"|(?P<date>\d{4}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{1,2}(?!\d)"
+    r"|\d{1,2}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{4}(?!\d)|\d\d?/\d\d?/\d\d(?!\d)|\d\d\.\d\d\.\d\d(?![\d.])"
+    r"|\d{4}-w\d\d(?:-\d)?\b|\d{4}-[0-3]\d\d(?!\d)|20[0-4]\d[01]\d[0-3]\d(?!\d)"
+    r"|\d{4} ?年 ?\d{1,2} ?月(?: ?\d{1,2} ?日)?"
+    rf"|\d{{1,2}}(?:st|nd|rd|th|er|\.)?{_OF}{_MONTH}\.?(?:,?{_OF}{_YEAR})?"
+    rf"|{_MONTH}\.? +(?:the )?(?:\d{{1,2}}(?![\d:])(?:st|nd|rd|th)?(?:,? {_YEAR})?|{_YEAR}))"
+    r"|(?P<epoch>1\d{9}(?:\d{3}){0,3}(?:\.\d+)?(?![\w.-]))"
+    rf"|(?P<year>{_YEAR})"
+    r"|(?P<zone>(?-i:Z|UTC|GMT|[A-Z]{2,4}T)\b(?:[+-]\d{1,2}(?::?\d\d)?)?|[+-]\d\d:?\d\d)",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"[ ,]*(?:at|um|à|a las|on|the|der|den|le|el) |[ ,T_(-]{1,3}|\. ?|", re.IGNORECASE)
+_BEFORE = re.compile(rf"(?:\b{_DAY}\.?[ ,]*(?:the |der |den |le |el )?)?(?:\b{_MONTH}\.? +(?:the )?)?\Z", re.IGNORECASE)
+
+_WORD = (
+    r"(?:(?<![^\W_])|(?-i:(?<=[a-z])(?=[TDC])))(?:date|time|datetime|timestamp|clock|now|todays?|epoch|unix|ts|datum"
+    r"|uhrzeit|zeit|heute|jetzt|fecha|hora|hoy|ahora|heure|jour|aujourd'hui|maintenant|oggi|adesso|hoje|agora)(?![^\W_])"
+    r"|今天|今日|现在|現在|当前|當前|日期|时间|時間|時刻|日付"
+)
+_WORD_BEFORE = re.compile(
+    rf"(?:{_WORD})[^\n\d]{{0,48}}(?:\n[^\w]{{0,8}})?\Z|\b(?:it is|it['’]s|currently|as of|es ist|il est|son las) \Z",
+    re.IGNORECASE,
+)
+_WORD_AFTER = re.compile(r"\W{0,3}(?:right )?(?:now|today|currently|local time)\b", re.IGNORECASE)
+_WEEKDAY_ALONE = re.compile(
+    rf"oday(?:['’]s date)?(?: is|:) ({_DAY})(?![ ,]*(?:(?:the|der|den|le|el) )?(?:\d|{_MONTH}\.? \d))", re.IGNORECASE
+)
+
+_NOUN = (
+    r"(?:run|request|req|session|sess|trace|span|conversation|conv|thread|task|job|correlation|invocation|execution|exec"
+    r"|message|msg|workflow|chat|call|batch|trajectory|interaction|transaction|event|turn|process|user)"
+)
+_NOUN_BEFORE = re.compile(rf"(?<![^\W_])(?<!</){_NOUN}[ _-]?\Z", re.IGNORECASE)
+_GIVEN = re.compile(
+    r"id[\"'`*]*(?:[ \t]{0,8}(?:[:=]|=>)[ \t]{0,8}|>[ \t]{0,8}| +(?=[\"'`#<\[{])| is (?=[^\s.,]{0,64}\d))[\"'`*#(<\[{]*"
+    r"([^\s\"'`<>,;)\]}]{0,256}[^\s\"'`<>,;)\]}.])",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(
+    rf"(?<![^\W_])(?:{_NOUN}|chatcmpl|resp|wf|nonce|uuid|guid)\b[\"'`]*(?:\s{{0,8}}[:=]\s{{0,8}}|[-_])[\"'`]*\Z",
+    re.IGNORECASE,
+)
+_UUID_HERE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE)
+_PIECE = re.compile(r"[0-9A-Za-z+/]+={0,2}")
+_ID_CHARS = frozenset(string.ascii_letters + string.digits + "_+/-")
+_DIGITS = re.compile(r"[0-9]+")
+_TO_LAST_DIGIT = re.compile(r".*\d", re.DOTALL)
+_TOKENS_LEFT = re.compile(r"\d[\d,.]{0,24}(?= tokens (?:left|remaining|used)\b)", re.IGNORECASE)
+_ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
+_HEX = re.compile(r"(?:[0-9a-f]+|[0-9A-F]+)\Z")
+_WORD_AND_NUMBER = re.compile(r"[A-Za-z]{4,}\d+\Z")
+
+_HEADS = frozenset(
+    head[:3]
+    for head in (
+        *_MONTHS.split("|"),
+        *["mon", "tue", "wed", "thu", "fri", "sat", "sun", "die", "mit", "don", "fre", "sam", "son"],
+        *["lun", "mar", "mer", "jeu", "ven", "dim", "mié", "jue", "vie", "sáb", "dom", "the", "der", "den", "le", "el"],
+    )
+)
+_MOMENTS = frozenset({"seconds", "time", "date", "epoch"})
+
+Span = tuple[int, int]
+
+
+def without_noise(text: str) -> str:
+    """`text` with each moment and id made the same. The rest, and so its length, is as it was."""
+    parts: list[str] = []
+    done = 0
+    for start, end in sorted({*_ids_given(text), *_weekdays(text), *_near_digits(text)}):
+        if start >= done:
+            parts += text[done:start], _MASK
+            done = end
+    return "".join((*parts, text[done:])) if parts else text
+
+
+def _positions(word: str, text: str) -> list[int]:
+    """Where `word` stands; of very many places those near either end."""
+    found: list[int] = []
+    at = text.find(word)
+    while at >= 0:
+        found.append(at)
+        at = text.find(word, at + 1)
+    return _from_both_ends(found)
+
+
+def _from_both_ends(places: list[int]) -> list[int]:
+    return places if len(places) <= MAX_PLACES else places[: MAX_PLACES // 2] + places[-MAX_PLACES // 2 :]
+
+
+def _ids_given(text: str) -> Iterator[Span]:
+    for at in _positions("id", _lowered(text)):
+        if text[at + 2 : at + 3].isalnum() or not (text[at] == "I" or text[at - 1 : at] in (" ", "_", "-")):
+            continue
+        given = _GIVEN.match(text, at)
+        if given is not None and _NOUN_BEFORE.search(text, max(0, at - 16), at) is not None:
+            yield given.span(1)
+
+
+def _lowered(text: str) -> str:
+    """As long as `text`: the one letter whose lower case is longer is made another."""
+    lowered = text.lower()
+    return lowered if len(lowered) == len(text) else text.replace("\u0130", "i").lower()
+
+
+def _weekdays(text: str) -> Iterator[Span]:
+    for at in _positions("oday", text):
+        found = _WEEKDAY_ALONE.match(text, at)
+        if found is not None:
+            yield found.span(1)
+
+
+def _near_digits(text: str) -> Iterator[Span]:
+    # One byte a character, so that places are the same in both.
+    shape = text.encode("latin-1", "replace").translate(_CLASSES)
+    places: set[int] = set()
+    for needle in _NEAR_DIGITS:
+        at = shape.find(needle)
+        while at >= 0:
+            places.add(at + (needle[:1] != b"0"))
+            at = shape.find(needle, at + 1)
+    done = 0
+    for at in _from_both_ends(sorted(places)):
+        if at < done:
+            continue
+        start, end = _digits_around(text, at, done)
+        found = _moment_at(text, start, done)
+        if found is None:
+            found, end = _id_at(text, start, end, done)
+        if found is not None:
+            yield found
+            end = found[1]
+        done = end
+
+
+def _digits_around(text: str, at: int, done: int) -> Span:
+    start = at
+    while start > done and text[start - 1] in "0123456789":
+        start -= 1
+    end = _DIGITS.match(text, at)
+    return start, at + 1 if end is None else end.end()
+
+
+def _moment_at(text: str, start: int, done: int) -> Span | None:
+    """The clock whose first digits stand at `start`, with the weekday and month before them."""
+    first = _PART.match(text, start, start + MAX_PART_CHARS)
+    begin = start
+    words = text[max(done, start - 16) : start].split()
+    if words and words[-1][:3].strip(",.").lower() in _HEADS:
+        before = _BEFORE.search(text, max(done, start - 32), start)
+        begin = start if before is None else before.start()
+    if begin == start and (first is None or first.lastgroup == "year"):
+        return None
+    kinds: set[str | None] = set()
+    at = end = begin
+    while (part := _PART.match(text, at, at + MAX_PART_CHARS)) is not None:
+        if part.lastgroup in kinds:
+            break
+        kinds.add(part.lastgroup)
+        end = part.end()
+        between = _BETWEEN.match(text, end)
+        at = end if between is None else between.end()
+    if end <= start or not kinds & _MOMENTS:
+        return None
+    is_clock = "seconds" in kinds or ("date" in kinds and bool(kinds & {"time", "day"}))
+    return (begin, end) if is_clock or _is_told(text, begin, end) else None
+
+
+def _is_told(text: str, start: int, end: int) -> bool:
+    """Whether a word near a date or time says that it is a clock's."""
+    if start > 0 and text[start - 1] in "-/.":
+        return False
+    low = max(0, start - MAX_NEAR_CHARS)
+    digits = _TO_LAST_DIGIT.match(text, low, start)
+    near = text[low if digits is None else digits.end() : start]
+    return _WORD_BEFORE.search(near) is not None or _WORD_AFTER.match(text, end) is not None
+
+
+def _id_at(text: str, at: int, end: int, done: int) -> tuple[Span | None, int]:
+    """The id that has the digits from `at` to `end`, and up to where was looked."""
+    left = _TOKENS_LEFT.match(text, at)
+    if left is not None:
+        return left.span(), left.end()
+    start = at
+    while start > done and at - start < MAX_TOKEN_CHARS and text[start - 1] in _ID_CHARS:
+        start -= 1
+    uuid = _UUID_HERE.match(text, start)
+    if uuid is not None:
+        return uuid.span(), uuid.end()
+    for piece in _PIECE.finditer(text, start, at + MAX_TOKEN_CHARS):
+        if piece.end() > at:
+            is_id = piece.start() <= at and _is_id(text, *piece.span())
+            return piece.span() if is_id else None, max(end, piece.end() if piece.start() <= at else end)
+    return None, end
+
+
+def _is_id(text: str, start: int, end: int) -> bool:
+    token = text[start:end]
+    digits = sum(map(str.isdigit, token))
+    if _NAMED.search(text, max(0, start - 24), start):
+        return len(token) >= 4 and digits >= 2 and _WORD_AND_NUMBER.match(token) is None
+    if len(token) < LEAST_ID_CHARS or digits < 3 or digits == len(token):
+        return False
+    if _HEX.match(token) or _ULID.match(token):
+        return True
+    if len(token) < LEAST_BASE64_CHARS:
+        return False
+    kinds = [char.isdigit() + 2 * char.isupper() for char in token if char.isalnum()]
+    return sum(one != other for one, other in pairwise(kinds)) >= LEAST_CHANGES * len(kinds)
