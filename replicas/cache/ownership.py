@@ -13,13 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
+from replicas.cache.owner_values import ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
 from replicas.cache.peer_owners import PeerOwners
 from replicas.cache.peers import PEERS, peer_order
+from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.settings import MAX_PRIORITY_STEPS, ValueSettings
+from replicas.cache.shared_owners import SharedOwners
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
-from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, ReachTables
 
@@ -33,6 +34,7 @@ class OwnerDirectory:
     Args:
         hash_block_tokens: tokens that one block hash stands for.
         cache_blocks: size of the cache, for orders that keep below a share of it.
+        guard: measures reach beside stock order, which it goes back to where that pays more; None: never.
         clock: seconds; the same clock as the times in `sessions()`.
     """
 
@@ -43,6 +45,7 @@ class OwnerDirectory:
         clock: Callable[[], float] = time.time,
         prefixes: SharedPrefixes | None = None,
         cache_blocks: int = 0,
+        guard: RecencyGuard | None = None,
     ) -> None:
         self.settings = settings or ValueSettings()
         self.nobody = BlockOwner(ANONYMOUS, listed=False)
@@ -50,7 +53,7 @@ class OwnerDirectory:
         self._hash_block_tokens = hash_block_tokens
         self._prefixes = prefixes or SharedPrefixes()
         self._workloads: OrderedDict[str, WorkloadValues] = OrderedDict()
-        self._shared: FairMap[tuple[AgentKey, ...], BlockOwner] = FairMap(self.settings.max_shared_owners)
+        self._shared = SharedOwners(self.settings.max_shared_owners)
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
         self.claims: dict[str, Claim] = {}
         """By request id, of requests that wait or run."""
@@ -65,6 +68,11 @@ class OwnerDirectory:
         self._quiet = False
         self._cache_blocks = cache_blocks
         self._peers = self._peers_of(self.settings.policy)
+        self.guard = guard
+
+    @property
+    def _guard(self) -> RecencyGuard | None:
+        return self.guard if self.settings.policy == "reach" else None
 
     def _peers_of(self, policy: str) -> PeerOwners | None:
         return PeerOwners(peer_order(policy, self._cache_blocks)) if policy in PEERS else None
@@ -82,6 +90,7 @@ class OwnerDirectory:
             claim = self._claim(request_id, tag, block_hashes)
             if claim.session is not None and priority <= MAX_PRIORITY_STEPS:
                 claim.session.share = self.settings.priority_share ** max(priority, 0)
+        claim.block_hashes = block_hashes
         self._sequence += 1
         claim.sequence = self._sequence
         self.claims[request_id] = claim
@@ -98,6 +107,17 @@ class OwnerDirectory:
         if claim is not None:
             claim.reads_rest = True
 
+    def counted(self, request_id: str, hits: int, most: int) -> None:
+        """A client's request began with `hits` cached blocks, of `most` that can be: how did stock order do?"""
+        claim = self.claims.get(request_id)
+        if claim is not None and self._guard is not None and self._guard.started(claim.block_hashes, hits, most):
+            self._revalue_all()
+
+    def emptied(self) -> None:
+        """The cache was reset."""
+        if self.guard is not None:
+            self.guard.emptied()
+
     def waits(self, request_id: str) -> None:
         """The request waits, for the first time or preempted; warm-ups don't protect anything."""
         self._set_waiting(request_id, True)
@@ -105,7 +125,11 @@ class OwnerDirectory:
     def finished(self, request_id: str) -> None:
         self._set_waiting(request_id, False)
         claim = self.claims.pop(request_id, None)
-        if claim is not None and claim.session is not None:
+        if claim is None:
+            return
+        if self._guard is not None and not claim.is_warmup:
+            self._guard.finished(claim.block_hashes)
+        if claim.session is not None:
             claim.session.active -= 1
             if self._peers is not None:
                 self._peers.finished(claim.rest, self._clock())
@@ -220,18 +244,15 @@ class OwnerDirectory:
 
     def _shared_owner(self, agents: tuple[AgentKey, ...]) -> BlockOwner:
         """The owner of blocks that these agents share; at the cap the least recent one ends."""
-        known = self._shared.part(agents[0][0])
-        owner = known.get(agents)
-        if owner is None:
-            owner = known[agents] = BlockOwner(ANCHOR, agents)
+        owner, ended = self._shared.of(agents)
+        if ended is not None:
             self._quiet = False
             self._refresh_due = True
             for workload, _ in agents:
                 if workload in self._workloads:
                     self._workloads[workload].anchor_added()
-            for oldest in self._shared.trim(agents[0][0]):
+            for oldest in ended:
                 self._retire(oldest)
-        known.move_to_end(agents)
         return owner
 
     def _drop(self, session: Session) -> None:
@@ -276,7 +297,7 @@ class OwnerDirectory:
         self._quiet = False
         self._refresh_due = True
         self._next_tick_s = 0.0
-        self._touched.update(owner for _, part in self._shared for owner in part.values())
+        self._touched.update(self._shared)
         for session in self._sessions.values():
             self._touched.update(session.owners)
 
@@ -286,7 +307,7 @@ class OwnerDirectory:
     def is_active(self) -> bool:
         """Whether values say anything; if not, the order is that of the stock queue."""
         settings = self.settings
-        if settings.weight <= 0.0 or settings.policy == "lru":
+        if settings.weight <= 0.0 or settings.policy == "lru" or (self._guard and self._guard.prefers_recency):
             return False
         return settings.policy != "reach" or any(w.tables for w in self._workloads.values())
 
@@ -334,12 +355,12 @@ class OwnerDirectory:
             if workload.is_stale:
                 stale[name] = workload
                 owners.update(workload.refresh(now, self.settings))
-        for agents, owner in ((key, owner) for _, part in self._shared for key, owner in part.items()):
+        for owner in self._shared:
             moved = False
-            for name, agent in agents:
-                moved = moved or (name in stale and (len(agents) > 1 or stale[name].anchor_moved(agent)))
+            for name, agent in owner.agents:
+                moved = moved or (name in stale and (len(owner.agents) > 1 or stale[name].anchor_moved(agent)))
             if moved:
-                owner.worth = self._anchor_worth(agents)
+                owner.worth = self._anchor_worth(owner.agents)
                 owners.add(owner)
         return owners
 
@@ -369,7 +390,7 @@ class OwnerDirectory:
             for session in self._workloads[name].sessions.values():
                 self._touched.update(session.owners)
         if changed:
-            self._touched.update(owner for _, part in self._shared for owner in part.values())
+            self._touched.update(self._shared)
 
     def anchor_value(self, workload: str, agent: str) -> float:
         """Value of the agent's anchor here, with or without resident blocks."""

@@ -134,6 +134,8 @@ class SimulatedCache:
             self._forget(block)
             block.ref_cnt = 1
         self.directory.started(claim.request_id)
+        if not claim.is_warmup:
+            self.directory.counted(claim.request_id, len(cached), max(prompt_tokens - 1, 0) // self.block_size)
         return Allocation(claim, hashes, [*cached, *fresh], len(cached) * self.block_size)
 
     def fill(self, allocation: Allocation, computed_tokens: int) -> None:
