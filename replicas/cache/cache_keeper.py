@@ -179,7 +179,7 @@ class CacheKeeper:
     ) -> None:
         """A request's first step is scheduled; `block_ids` by KV group."""
         self.directory.started(request_id)
-        claim = self.directory.claim(request_id)
+        claim = self.directory.claims.get(request_id)
         if claim is None or claim.is_warmup:
             return
         self._requests += 1

@@ -13,10 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
+from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
 from replicas.cache.peer_owners import PeerOwners
 from replicas.cache.peers import PEERS, peer_order
 from replicas.cache.recency_guard import RecencyGuard
+from replicas.cache.sessions import Sessions
 from replicas.cache.settings import MAX_PRIORITY_STEPS, ValueSettings
 from replicas.cache.shared_owners import SharedOwners
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
@@ -54,7 +55,7 @@ class OwnerDirectory:
         self._prefixes = prefixes or SharedPrefixes()
         self._workloads: OrderedDict[str, WorkloadValues] = OrderedDict()
         self._shared = SharedOwners(self.settings.max_shared_owners)
-        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._sessions = Sessions()
         self.claims: dict[str, Claim] = {}
         """By request id, of requests that wait or run."""
         self.protected: frozenset[str] = frozenset()
@@ -97,9 +98,6 @@ class OwnerDirectory:
         self.waits(request_id)
         return claim
 
-    def claim(self, request_id: str) -> Claim | None:
-        return self.claims.get(request_id)
-
     def started(self, request_id: str) -> None:
         """The request runs; its blocks are in use and need no protection."""
         self._set_waiting(request_id, False)
@@ -112,11 +110,6 @@ class OwnerDirectory:
         claim = self.claims.get(request_id)
         if claim is not None and self._guard is not None and self._guard.started(claim.block_hashes, hits, most):
             self._revalue_all()
-
-    def emptied(self) -> None:
-        """The cache was reset."""
-        if self.guard is not None:
-            self.guard.emptied()
 
     def waits(self, request_id: str) -> None:
         """The request waits, for the first time or preempted; warm-ups don't protect anything."""
@@ -197,23 +190,12 @@ class OwnerDirectory:
         del self._workloads[workload.name]
 
     def _session(self, tag: OwnerTag) -> Session:
-        key = (tag.workload, tag.session)
-        session = self._sessions.get(key)
         workload = self._workload(tag.workload)
-        if session is None:
-            session = self._sessions[key] = Session(workload, tag.session)
-            workload.sessions[tag.session] = session
-            if len(self._sessions) > self.settings.max_sessions:
-                self._drop(self._session_to_go(workload))
-        self._sessions.move_to_end(key)
-        workload.sessions.move_to_end(tag.session)
+        session = self._sessions.use(workload, tag.session)
+        excess = self._sessions.one_too_many(self.settings.max_sessions, workload, self._workloads.values())
+        if excess is not None:
+            self._drop(excess)
         return session
-
-    def _session_to_go(self, workload: WorkloadValues) -> Session:
-        """The least recent of the workload that wants room if it has more than its share, else of the largest."""
-        if len(workload.sessions) <= max(1, self.settings.max_sessions // len(self._workloads)):
-            workload = max(self._workloads.values(), key=lambda other: len(other.sessions))
-        return next(iter(workload.sessions.values()))
 
     def _thread_owner(self, session: Session, agent: str, hashes: Sequence[bytes], prefix: SharedPrefix) -> BlockOwner:
         """The owner of what follows the shared prefix; a session's agents beyond the cap share one place."""
@@ -257,8 +239,7 @@ class OwnerDirectory:
 
     def _drop(self, session: Session) -> None:
         """Forget a session; what it leaves in the cache is worth nothing."""
-        self._sessions.pop((session.workload.name, session.id), None)
-        session.workload.remove(session)
+        self._sessions.remove(session)
         self._quiet = False
         self._refresh_due = True
         for owner in session.owners:
@@ -275,7 +256,7 @@ class OwnerDirectory:
 
     def end(self, workload: str, session: str) -> None:
         """A session is over; an unknown one is ignored, a running request of it ends as nobody's."""
-        known = self._sessions.get((workload, session))
+        known = self._sessions.get(workload, session)
         if known is not None:
             self._drop(known)
         if self._peers is not None:
@@ -298,7 +279,7 @@ class OwnerDirectory:
         self._refresh_due = True
         self._next_tick_s = 0.0
         self._touched.update(self._shared)
-        for session in self._sessions.values():
+        for session in self._sessions:
             self._touched.update(session.owners)
 
     # --- values -------------------------------------------------------------------------------------
@@ -403,10 +384,7 @@ class OwnerDirectory:
 
     def sessions(self) -> list[list]:
         """[workload, session, previous agent or "", current agent, t_s], longest silent first."""
-        return [
-            [session.workload.name, session.id, session.previous, session.current, session.last_s]
-            for session in self._sessions.values()
-        ]
+        return self._sessions.rows()
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless caps and cross references hold; for tests."""
@@ -415,7 +393,7 @@ class OwnerDirectory:
         assert len(self._workloads) <= settings.max_workloads
         assert len(self._shared) <= settings.max_shared_owners
         assert sum(len(w.sessions) for w in self._workloads.values()) == len(self._sessions)
-        for session in self._sessions.values():
+        for session in self._sessions:
             assert len(session.threads) <= settings.max_agents_per_session + 1
             assert all(len(threads.items) <= MAX_THREADS for threads in session.threads.values())
             assert all(owner.listed for owner in session.owners)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from replicas.cache.runs import common_blocks
+
 
 class _Run:
     """Blocks that follow each other and were last used by the same requests."""
@@ -106,20 +108,11 @@ class ShadowLru:
         assert run.parent is not None and not run.children
         del run.parent.children[run.hashes[0]]
 
-
-def common_blocks(run: Sequence[bytes], hashes: Sequence[bytes], start: int) -> int:
-    """How many of a run's blocks `hashes[start:]` begins with; the first is known to be the same.
-
-    Equal hashes have equal prefixes, so the end of what is common is found by halving.
-    """
-    end = min(len(run), len(hashes) - start)
-    if run[end - 1] == hashes[start + end - 1]:
-        return end
-    same, differs = 1, end - 1
-    while same < differs:
-        middle = (same + differs) // 2
-        if run[middle] == hashes[start + middle]:
-            same = middle + 1
-        else:
-            differs = middle
-    return same
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless size, order and links hold; for tests."""
+        order = {run: i for i, run in enumerate(self._runs)}
+        assert self._size == sum(len(run.hashes) for run in order) <= self.capacity
+        for run, i in order.items():
+            assert run.hashes and run.parent is not None
+            assert run.parent.children[run.hashes[0]] is run
+            assert run.parent is self._root or order[run.parent] > i
