@@ -48,6 +48,7 @@ class ReplicaStats:
     completion_tokens: int = 0
     evicted_blocks: int = 0
     passed_over: int = 0
+    fallbacks: int = 0
     dropped_events: int = 0
     exchanges: int = 0
     exchange_failures: int = 0
@@ -76,6 +77,7 @@ _COUNTERS = {
     "completion_tokens": "Tokens generated for clients",
     "evicted_blocks": "KV cache blocks that lost their content",
     "passed_over": "Times a waiting request was passed over by one with a cached anchor",
+    "fallbacks": "Times stock order took over because it paid more than values",
     "dropped_events": "Events dropped because the actor was away too long",
     "exchanges": "Exchanges with the runtime actor",
     "exchange_failures": "Exchanges that the runtime actor did not answer",

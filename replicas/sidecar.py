@@ -212,6 +212,7 @@ class Sidecar:
             if self.feed.state is not None:
                 self.stats.evicted_blocks = self.feed.state.evicted_blocks
                 self.stats.passed_over = self.feed.state.passed_over
+                self.stats.fallbacks = self.feed.state.fallbacks
                 self.stats.free_blocks_now = self.feed.state.free_blocks
             self._publish(self.stats)
             await self._clock.wait(None, _METRICS_INTERVAL_S)

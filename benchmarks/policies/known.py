@@ -30,6 +30,7 @@ ABLATIONS: dict[str, Callable[[], Policy]] = {
     "reach-without-order2": lambda: ReachPolicy(trim=without_contexts),
     "reach-without-silence": lambda: ReachPolicy(trim=without_waits),
     "reach-without-reuse": lambda: ReachPolicy(values=ValueSettings(learn_reuse=False)),
+    "reach-without-guard": lambda: ReachPolicy(guarded=False),
     "reach-gamma-0.4": lambda: ReachPolicy(ReachSettings(gamma=0.4)),
     "reach-gamma-0.8": lambda: ReachPolicy(ReachSettings(gamma=0.8)),
     "reach-gamma-0.9": lambda: ReachPolicy(ReachSettings(gamma=0.9)),

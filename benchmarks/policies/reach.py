@@ -16,6 +16,7 @@ from benchmarks.trace_format import Request
 from replicas.cache.claim import Claim
 from replicas.cache.owner_values import BlockOwner
 from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.settings import ValueSettings
 from replicas.free_queue import OwnerFreeQueue
 from runtime_actor.messages import OwnerTag
@@ -28,14 +29,19 @@ TABLES_EVERY = 4
 
 
 class ReachPolicy:
-    """`values` may name another order than reach; `trim` may take something out of the tables, for its worth."""
+    """`values` may name another order than reach; `trim` may take something out of the tables, for its worth.
+
+    guarded: goes back to stock order where that pays more.
+    """
 
     def __init__(
         self,
         reach: ReachSettings | None = None,
         values: ValueSettings | None = None,
         trim: Callable[[ReachTables], ReachTables] | None = None,
+        guarded: bool = True,
     ) -> None:
+        self._guarded = guarded
         self._trim = trim
         self._now_s = 0.0
         self._reach = reach or ReachSettings()
@@ -51,7 +57,11 @@ class ReachPolicy:
 
     def start(self, blocks: Sequence[Block]) -> FreeQueue:
         self._directory = OwnerDirectory(
-            self._values, hash_block_tokens=1, clock=lambda: self._now_s, cache_blocks=len(blocks)
+            self._values,
+            hash_block_tokens=1,
+            clock=lambda: self._now_s,
+            cache_blocks=len(blocks),
+            guard=RecencyGuard(len(blocks)) if self._guarded else None,
         )
         self._owner_of = [None] * len(blocks)
         self._queue = OwnerFreeQueue(blocks, self._owner_of, self._directory.changed)
@@ -99,6 +109,7 @@ class ReachPolicy:
             self._set_owner(self._served[content], position)
         assert self._claim is not None
         self._directory.started(self._claim.request_id)
+        self._directory.counted(self._claim.request_id, self._hits, len(request.blocks) - 1)
         self._directory.finished(self._claim.request_id)
         if request.final:
             self._model.end(request.session, now_s)

@@ -20,6 +20,7 @@ from replicas.cache.claim import Claim
 from replicas.cache.floors import TenantFloors
 from replicas.cache.owner_values import worth_of
 from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.residency import COUNT_INTERVAL_S, Residency, count_residency
 from replicas.cache.warm_ledger import WarmLedger
 from replicas.engine.messages import (
@@ -48,6 +49,11 @@ class CacheShape:
 
     hash_block_tokens: int
     group_block_tokens: tuple[int, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """A block hash stands for one block of the pool."""
+        return self.group_block_tokens == (self.hash_block_tokens,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,10 @@ class CacheKeeper:
         self._warmup_deadline_s = settings.warmup_deadline_s
         self._anchors = AnchorFinder()
         self.warm = WarmLedger()
-        self.directory = OwnerDirectory(settings.values, shape.hash_block_tokens, clock, cache_blocks=len(pool.blocks))
+        self.guard = RecencyGuard(len(pool.blocks)) if shape.is_plain else None
+        self.directory = OwnerDirectory(
+            settings.values, shape.hash_block_tokens, clock, cache_blocks=len(pool.blocks), guard=self.guard
+        )
         self.owners = PoolOwners(pool, self.directory, self.warm)
         self._floors = TenantFloors(self.directory, self.owners.owner_of, clock)
         self.policy_rows: Callable[[], list[dict[str, Any]]] = list
@@ -170,12 +179,14 @@ class CacheKeeper:
     ) -> None:
         """A request's first step is scheduled; `block_ids` by KV group."""
         self.directory.started(request_id)
-        claim = self.directory.claim(request_id)
+        claim = self.directory.claims.get(request_id)
         if claim is None or claim.is_warmup:
             return
         self._requests += 1
         self._prompt_tokens += prompt_tokens
         self._cached_tokens += cached_tokens
+        size = self._shape.hash_block_tokens
+        self.directory.counted(request_id, cached_tokens // size, max(prompt_tokens - 1, 0) // size)
         for ids, block_tokens in zip(block_ids, self._shape.group_block_tokens, strict=True):
             hits = ids[: cached_tokens // block_tokens]
             self.owners.claim_hits(claim, hits, block_tokens)
@@ -232,6 +243,7 @@ class CacheKeeper:
             faults=int(owners.failed),
             policies=self.policy_rows(),
             passed_over=self.passed_over(),
+            fallbacks=self.guard.fallbacks if self.guard is not None else 0,
         )
 
     def _resident(self, now_s: float) -> tuple[Residency, Residency]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from replicas.cache.owner_values import BlockOwner, Session
 from replicas.cache.sharing import AgentKey
@@ -14,11 +14,13 @@ class Claim:
 
     reads_rest: it begins with blocks of the session's own, or has computed some, so that those are needed
     next while it waits; what a harness wrote anew leaves the old ones useless.
+    block_hashes: the engine's own list, which grows as the request does.
     """
 
     __slots__ = (
         "agent",
         "anchor_tokens",
+        "block_hashes",
         "is_waiting",
         "is_warmup",
         "moved",
@@ -36,6 +38,7 @@ class Claim:
         self.tag = tag
         self.is_warmup = tag is not None and tag.request_kind == WARMUP
         self.is_waiting = False
+        self.block_hashes: Sequence[bytes] = ()
         self.rest = rest
         self.runs: tuple[tuple[int, BlockOwner], ...] = ()
         self.anchor_tokens = 0

@@ -16,10 +16,12 @@ from replicas.cache.claim import Claim
 from replicas.cache.owner_values import ANCHOR, ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
 from replicas.cache.peer_owners import PeerOwners
 from replicas.cache.peers import PEERS, peer_order
+from replicas.cache.recency_guard import RecencyGuard
+from replicas.cache.sessions import Sessions
 from replicas.cache.settings import MAX_PRIORITY_STEPS, ValueSettings
+from replicas.cache.shared_owners import SharedOwners
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
-from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, ReachTables
 
@@ -33,6 +35,7 @@ class OwnerDirectory:
     Args:
         hash_block_tokens: tokens that one block hash stands for.
         cache_blocks: size of the cache, for orders that keep below a share of it.
+        guard: measures reach beside stock order, which it goes back to where that pays more; None: never.
         clock: seconds; the same clock as the times in `sessions()`.
     """
 
@@ -43,6 +46,7 @@ class OwnerDirectory:
         clock: Callable[[], float] = time.time,
         prefixes: SharedPrefixes | None = None,
         cache_blocks: int = 0,
+        guard: RecencyGuard | None = None,
     ) -> None:
         self.settings = settings or ValueSettings()
         self.nobody = BlockOwner(ANONYMOUS, listed=False)
@@ -50,8 +54,8 @@ class OwnerDirectory:
         self._hash_block_tokens = hash_block_tokens
         self._prefixes = prefixes or SharedPrefixes()
         self._workloads: OrderedDict[str, WorkloadValues] = OrderedDict()
-        self._shared: FairMap[tuple[AgentKey, ...], BlockOwner] = FairMap(self.settings.max_shared_owners)
-        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._shared = SharedOwners(self.settings.max_shared_owners)
+        self._sessions = Sessions()
         self.claims: dict[str, Claim] = {}
         """By request id, of requests that wait or run."""
         self.protected: frozenset[str] = frozenset()
@@ -65,6 +69,11 @@ class OwnerDirectory:
         self._quiet = False
         self._cache_blocks = cache_blocks
         self._peers = self._peers_of(self.settings.policy)
+        self.guard = guard
+
+    @property
+    def _guard(self) -> RecencyGuard | None:
+        return self.guard if self.settings.policy == "reach" else None
 
     def _peers_of(self, policy: str) -> PeerOwners | None:
         return PeerOwners(peer_order(policy, self._cache_blocks)) if policy in PEERS else None
@@ -82,14 +91,12 @@ class OwnerDirectory:
             claim = self._claim(request_id, tag, block_hashes)
             if claim.session is not None and priority <= MAX_PRIORITY_STEPS:
                 claim.session.share = self.settings.priority_share ** max(priority, 0)
+        claim.block_hashes = block_hashes
         self._sequence += 1
         claim.sequence = self._sequence
         self.claims[request_id] = claim
         self.waits(request_id)
         return claim
-
-    def claim(self, request_id: str) -> Claim | None:
-        return self.claims.get(request_id)
 
     def started(self, request_id: str) -> None:
         """The request runs; its blocks are in use and need no protection."""
@@ -98,6 +105,12 @@ class OwnerDirectory:
         if claim is not None:
             claim.reads_rest = True
 
+    def counted(self, request_id: str, hits: int, most: int) -> None:
+        """A client's request began with `hits` cached blocks, of `most` that can be: how did stock order do?"""
+        claim = self.claims.get(request_id)
+        if claim is not None and self._guard is not None and self._guard.started(claim.block_hashes, hits, most):
+            self._revalue_all()
+
     def waits(self, request_id: str) -> None:
         """The request waits, for the first time or preempted; warm-ups don't protect anything."""
         self._set_waiting(request_id, True)
@@ -105,7 +118,11 @@ class OwnerDirectory:
     def finished(self, request_id: str) -> None:
         self._set_waiting(request_id, False)
         claim = self.claims.pop(request_id, None)
-        if claim is not None and claim.session is not None:
+        if claim is None:
+            return
+        if self._guard is not None and not claim.is_warmup:
+            self._guard.finished(claim.block_hashes)
+        if claim.session is not None:
             claim.session.active -= 1
             if self._peers is not None:
                 self._peers.finished(claim.rest, self._clock())
@@ -173,23 +190,12 @@ class OwnerDirectory:
         del self._workloads[workload.name]
 
     def _session(self, tag: OwnerTag) -> Session:
-        key = (tag.workload, tag.session)
-        session = self._sessions.get(key)
         workload = self._workload(tag.workload)
-        if session is None:
-            session = self._sessions[key] = Session(workload, tag.session)
-            workload.sessions[tag.session] = session
-            if len(self._sessions) > self.settings.max_sessions:
-                self._drop(self._session_to_go(workload))
-        self._sessions.move_to_end(key)
-        workload.sessions.move_to_end(tag.session)
+        session = self._sessions.use(workload, tag.session)
+        excess = self._sessions.one_too_many(self.settings.max_sessions, workload, self._workloads.values())
+        if excess is not None:
+            self._drop(excess)
         return session
-
-    def _session_to_go(self, workload: WorkloadValues) -> Session:
-        """The least recent of the workload that wants room if it has more than its share, else of the largest."""
-        if len(workload.sessions) <= max(1, self.settings.max_sessions // len(self._workloads)):
-            workload = max(self._workloads.values(), key=lambda other: len(other.sessions))
-        return next(iter(workload.sessions.values()))
 
     def _thread_owner(self, session: Session, agent: str, hashes: Sequence[bytes], prefix: SharedPrefix) -> BlockOwner:
         """The owner of what follows the shared prefix; a session's agents beyond the cap share one place."""
@@ -220,24 +226,20 @@ class OwnerDirectory:
 
     def _shared_owner(self, agents: tuple[AgentKey, ...]) -> BlockOwner:
         """The owner of blocks that these agents share; at the cap the least recent one ends."""
-        known = self._shared.part(agents[0][0])
-        owner = known.get(agents)
-        if owner is None:
-            owner = known[agents] = BlockOwner(ANCHOR, agents)
+        owner, ended = self._shared.of(agents)
+        if ended is not None:
             self._quiet = False
             self._refresh_due = True
             for workload, _ in agents:
                 if workload in self._workloads:
                     self._workloads[workload].anchor_added()
-            for oldest in self._shared.trim(agents[0][0]):
+            for oldest in ended:
                 self._retire(oldest)
-        known.move_to_end(agents)
         return owner
 
     def _drop(self, session: Session) -> None:
         """Forget a session; what it leaves in the cache is worth nothing."""
-        self._sessions.pop((session.workload.name, session.id), None)
-        session.workload.remove(session)
+        self._sessions.remove(session)
         self._quiet = False
         self._refresh_due = True
         for owner in session.owners:
@@ -254,7 +256,7 @@ class OwnerDirectory:
 
     def end(self, workload: str, session: str) -> None:
         """A session is over; an unknown one is ignored, a running request of it ends as nobody's."""
-        known = self._sessions.get((workload, session))
+        known = self._sessions.get(workload, session)
         if known is not None:
             self._drop(known)
         if self._peers is not None:
@@ -276,8 +278,8 @@ class OwnerDirectory:
         self._quiet = False
         self._refresh_due = True
         self._next_tick_s = 0.0
-        self._touched.update(owner for _, part in self._shared for owner in part.values())
-        for session in self._sessions.values():
+        self._touched.update(self._shared)
+        for session in self._sessions:
             self._touched.update(session.owners)
 
     # --- values -------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class OwnerDirectory:
     def is_active(self) -> bool:
         """Whether values say anything; if not, the order is that of the stock queue."""
         settings = self.settings
-        if settings.weight <= 0.0 or settings.policy == "lru":
+        if settings.weight <= 0.0 or settings.policy == "lru" or (self._guard and self._guard.prefers_recency):
             return False
         return settings.policy != "reach" or any(w.tables for w in self._workloads.values())
 
@@ -334,12 +336,12 @@ class OwnerDirectory:
             if workload.is_stale:
                 stale[name] = workload
                 owners.update(workload.refresh(now, self.settings))
-        for agents, owner in ((key, owner) for _, part in self._shared for key, owner in part.items()):
+        for owner in self._shared:
             moved = False
-            for name, agent in agents:
-                moved = moved or (name in stale and (len(agents) > 1 or stale[name].anchor_moved(agent)))
+            for name, agent in owner.agents:
+                moved = moved or (name in stale and (len(owner.agents) > 1 or stale[name].anchor_moved(agent)))
             if moved:
-                owner.worth = self._anchor_worth(agents)
+                owner.worth = self._anchor_worth(owner.agents)
                 owners.add(owner)
         return owners
 
@@ -369,7 +371,7 @@ class OwnerDirectory:
             for session in self._workloads[name].sessions.values():
                 self._touched.update(session.owners)
         if changed:
-            self._touched.update(owner for _, part in self._shared for owner in part.values())
+            self._touched.update(self._shared)
 
     def anchor_value(self, workload: str, agent: str) -> float:
         """Value of the agent's anchor here, with or without resident blocks."""
@@ -382,10 +384,7 @@ class OwnerDirectory:
 
     def sessions(self) -> list[list]:
         """[workload, session, previous agent or "", current agent, t_s], longest silent first."""
-        return [
-            [session.workload.name, session.id, session.previous, session.current, session.last_s]
-            for session in self._sessions.values()
-        ]
+        return self._sessions.rows()
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless caps and cross references hold; for tests."""
@@ -394,7 +393,7 @@ class OwnerDirectory:
         assert len(self._workloads) <= settings.max_workloads
         assert len(self._shared) <= settings.max_shared_owners
         assert sum(len(w.sessions) for w in self._workloads.values()) == len(self._sessions)
-        for session in self._sessions.values():
+        for session in self._sessions:
             assert len(session.threads) <= settings.max_agents_per_session + 1
             assert all(len(threads.items) <= MAX_THREADS for threads in session.threads.values())
             assert all(owner.listed for owner in session.owners)

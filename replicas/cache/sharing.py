@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from replicas.cache.runs import common_blocks
+
 AgentKey = tuple[str, str]
 """(workload, agent)."""
 
@@ -80,24 +82,6 @@ class _Node:
         born = self.births[self.agents.index(agent)] if agent in self.agents else 0
         since = min(agent_sessions - born, MAX_SESSIONS_COUNTED)
         return self.others.bit_count() + 1 >= max(2, since // LEAST_SHARE)
-
-    def common(self, hashes: Sequence[bytes], start: int) -> int:
-        """How many of the node's blocks `hashes[start:]` begins with; the first is known to be the same.
-
-        Equal hashes have equal prefixes, so the end of what is common is found by halving.
-        """
-        mine = self.hashes
-        end = min(len(mine), len(hashes) - start)
-        if mine[end - 1] == hashes[start + end - 1]:
-            return end
-        same, differs = 1, end - 1
-        while same < differs:
-            middle = (same + differs) // 2
-            if mine[middle] == hashes[start + middle]:
-                same = middle + 1
-            else:
-                differs = middle
-        return same
 
     def split(self, blocks: int) -> _Node:
         """Put a node of the first `blocks` blocks above this one; returns that node."""
@@ -193,7 +177,7 @@ class SharedPrefixes:
             child = node.children.get(hashes[known])
             if child is None:
                 break
-            common = min(child.common(hashes, known), seen - known)
+            common = min(common_blocks(child.hashes, hashes, known), seen - known)
             if common < len(child.hashes):
                 child = child.split(common)
             path.append(child)

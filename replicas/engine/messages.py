@@ -85,7 +85,8 @@ class EngineReport:
     cached blocks lost, by what they were (owner_values.KINDS). sessions: [workload, session, previous or
     "", current, t_s], if asked for. rejected: what of the last EngineTables was refused, and why.
     faults: times the value order gave up and fell back to stock order. policies: those that run here, as in
-    GET /runtime/state; passed_over: times a request was, because of them.
+    GET /runtime/state; passed_over: times a request was, because of them. fallbacks: times stock order took over
+    because it paid more than values.
     """
 
     t_s: float
@@ -111,6 +112,7 @@ class EngineReport:
     faults: int
     policies: list[dict[str, Any]] = field(default_factory=list)
     passed_over: int = 0
+    fallbacks: int = 0
 
     @property
     def evicted_blocks(self) -> int:

@@ -32,7 +32,7 @@ class HandDown:
 class EngineState:
     """What the engine holds at `t_s` (wall clock). `sessions` as in ReplicaReport; `anchors` are new
     since the last answer, and so are `warmups`. `evicted_blocks` is a total since the engine's start.
-    `rejected` says what of the hand-down was refused, and why; `policies` and `passed_over` are as in
+    `rejected` says what of the hand-down was refused, and why; `policies`, `passed_over` and `fallbacks` are as in
     EngineReport."""
 
     t_s: float
@@ -50,6 +50,7 @@ class EngineState:
     rejected: tuple[str, ...] = ()
     policies: list[dict[str, Any]] = field(default_factory=list)
     passed_over: int = 0
+    fallbacks: int = 0
 
 
 class EnginePort(Protocol):

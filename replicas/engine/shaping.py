@@ -38,7 +38,7 @@ def shaped_queue(
     groups = list(range(len(keeper.block_tokens)))
 
     def group_of(request: Request) -> tuple[str, bytes | None]:
-        claim = keeper.directory.claim(request.request_id)
+        claim = keeper.directory.claims.get(request.request_id)
         blocks = claim.anchor_tokens // keeper.hash_block_tokens if claim is not None else 0
         if not 0 < blocks <= len(request.block_hashes):
             return "", None

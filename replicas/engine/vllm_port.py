@@ -62,6 +62,7 @@ class VllmPort:
             rejected=tuple(report.rejected),
             policies=report.policies,
             passed_over=report.passed_over,
+            fallbacks=report.fallbacks,
         )
 
     async def probe(self, anchor: Anchor) -> CacheProbe:

@@ -14,6 +14,7 @@ from replicas.cache.claim import Claim
 from replicas.cache.floors import TenantFloors
 from replicas.cache.owner_values import BlockOwner, worth_of
 from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.residency import Residency, count_residency
 from replicas.cache.settings import ValueSettings
 from replicas.free_queue import OwnerFreeQueue
@@ -74,7 +75,9 @@ class SimulatedCache:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.directory = OwnerDirectory(values, hash_block_tokens=block_size, clock=clock, cache_blocks=num_blocks)
+        self.directory = OwnerDirectory(
+            values, block_size, clock, cache_blocks=num_blocks, guard=RecencyGuard(num_blocks)
+        )
         self.evicted_blocks = 0
         self._blocks = [SimulatedBlock(i) for i in range(num_blocks)]
         self._owner_of: list[BlockOwner | None] = [None] * num_blocks
@@ -134,6 +137,8 @@ class SimulatedCache:
             self._forget(block)
             block.ref_cnt = 1
         self.directory.started(claim.request_id)
+        if not claim.is_warmup:
+            self.directory.counted(claim.request_id, len(cached), max(prompt_tokens - 1, 0) // self.block_size)
         return Allocation(claim, hashes, [*cached, *fresh], len(cached) * self.block_size)
 
     def fill(self, allocation: Allocation, computed_tokens: int) -> None:

@@ -167,7 +167,7 @@ def test_waiting_and_preempted_requests_keep_their_blocks(tmp_path: Path) -> Non
     assert waiting == 0
     engine.add("w2", text("w", 160) + text("more", 32), "b", "w")
     keeper = engine.scheduler.keeper
-    owner = keeper.directory.claim("w2").rest
+    owner = keeper.directory.claims.get("w2").rest
     keeper.directory.changed()
     assert owner.value > 1.0
     engine.drain()

@@ -124,7 +124,7 @@ def test_moves_of_known_sessions_are_valued_together(directory: OwnerDirectory, 
     one_request(directory, "r2", "b", "s1")
     one_request(directory, "r3", "a", "s1")
     directory.changed()
-    before = {owner: owner.value for session in directory._sessions.values() for owner in session.owners}
+    before = {owner: owner.value for session in directory._sessions for owner in session.owners}
     one_request(directory, "r4", "b", "s1")
     directory.changed()
     assert {owner: owner.value for owner in before} == before
@@ -142,7 +142,7 @@ def test_moves_of_known_sessions_are_valued_together(directory: OwnerDirectory, 
 def test_values_follow_the_session_and_the_tables(directory: OwnerDirectory) -> None:
     directory.set_tables(CYCLE)
     directory.arrive("r1", tag("a", "s1"), [])
-    owner = directory.claim("r1").rest
+    owner = directory.claims.get("r1").rest
     directory.started("r1")
     directory.changed()
     assert owner.value == 0.0
@@ -296,10 +296,10 @@ def test_weight_zero_and_lru_value_nothing(directory: OwnerDirectory) -> None:
     owner = one_request(directory, "r1", "a", "s1").rest
     directory.arrive("r2", tag("b", "s1"), [])
     directory.changed()
-    assert owner.value > 0.0 or directory.claim("r2").rest.value > 0.0
+    assert owner.value > 0.0 or directory.claims.get("r2").rest.value > 0.0
     directory.configure(ValueSettings(weight=0.0))
     directory.changed()
-    assert owner.value == 0.0 and directory.claim("r2").rest.value == 0.0
+    assert owner.value == 0.0 and directory.claims.get("r2").rest.value == 0.0
 
 
 def test_anchors_policy_protects_the_shared_part_alone(directory: OwnerDirectory) -> None:
@@ -347,7 +347,7 @@ def test_caps_and_values_hold_whatever_happens(steps: list[tuple[str, int, str]]
         match what:
             case "arrive" | "warm":
                 kind = WARMUP if what == "warm" else "demand"
-                if directory.claim(name) is None:
+                if directory.claims.get(name) is None:
                     owner = OwnerTag(f"w{which % 3}", agent, session, kind)
                     directory.arrive(name, owner, hashes((agent, 3), (str(i), 4)))
             case "start":
