@@ -81,7 +81,13 @@ class AgentSchedulerMixin:
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         for new in scheduler_output.scheduled_new_reqs:
             request = self.requests[new.req_id]
-            self.keeper.started(new.req_id, request.num_prompt_tokens, new.num_computed_tokens, new.block_ids)
+            self.keeper.started(
+                new.req_id,
+                request.num_prompt_tokens,
+                new.num_computed_tokens,
+                new.block_ids,
+                reads_cache=not request.skip_reading_prefix_cache,
+            )
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self.keeper.resumed(request_id)
         super()._update_after_schedule(scheduler_output)
@@ -94,7 +100,7 @@ class AgentSchedulerMixin:
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         result = super()._free_request(request, *args, **kwargs)
-        self.keeper.finished(request.request_id)
+        self.keeper.finished(request.request_id, request.num_computed_tokens)
         return result
 
     def resident_tokens(self, block_hashes: list[Any], num_tokens: int) -> int:

@@ -176,8 +176,9 @@ class CacheKeeper:
         prompt_tokens: int,
         cached_tokens: int,
         block_ids: Sequence[Sequence[int]],
+        reads_cache: bool = True,
     ) -> None:
-        """A request's first step is scheduled; `block_ids` by KV group."""
+        """A request's first step is scheduled; `block_ids` by KV group. `reads_cache`: it may use what is cached."""
         self.directory.started(request_id)
         claim = self.directory.claims.get(request_id)
         if claim is None or claim.is_warmup:
@@ -186,7 +187,9 @@ class CacheKeeper:
         self._prompt_tokens += prompt_tokens
         self._cached_tokens += cached_tokens
         size = self._shape.hash_block_tokens
-        self.directory.counted(request_id, cached_tokens // size, max(prompt_tokens - 1, 0) // size)
+        most = max(prompt_tokens - 1, 0) // size
+        if reads_cache and self.directory.counted(request_id, cached_tokens // size, most):
+            self.owners.directory_changed()
         for ids, block_tokens in zip(block_ids, self._shape.group_block_tokens, strict=True):
             hits = ids[: cached_tokens // block_tokens]
             self.owners.claim_hits(claim, hits, block_tokens)
@@ -203,8 +206,8 @@ class CacheKeeper:
         self.directory.waits(request_id)
 
     @_guarded
-    def finished(self, request_id: str) -> None:
-        self.directory.finished(request_id)
+    def finished(self, request_id: str, computed_tokens: int) -> None:
+        self.directory.finished(request_id, computed_tokens // self._shape.hash_block_tokens)
 
     # --- the server's calls -------------------------------------------------------------------------
 

@@ -101,27 +101,29 @@ class OwnerDirectory:
     def started(self, request_id: str) -> None:
         """The request runs; its blocks are in use and need no protection."""
         self._set_waiting(request_id, False)
-        claim = self.claims.get(request_id)
-        if claim is not None:
+        if (claim := self.claims.get(request_id)) is not None:
             claim.reads_rest = True
 
-    def counted(self, request_id: str, hits: int, most: int) -> None:
-        """A client's request began with `hits` cached blocks, of `most` that can be: how did stock order do?"""
+    def counted(self, request_id: str, hits: int, most: int) -> bool:
+        """A client's request began with `hits` cached blocks of at most `most`; whether `is_active` changed by it."""
         claim = self.claims.get(request_id)
-        if claim is not None and self._guard is not None and self._guard.started(claim.block_hashes, hits, most):
-            self._revalue_all()
+        if claim is None or self._guard is None or not self._guard.started(claim.block_hashes, hits, most):
+            return False
+        self._revalue_all()
+        return True
 
     def waits(self, request_id: str) -> None:
         """The request waits, for the first time or preempted; warm-ups don't protect anything."""
         self._set_waiting(request_id, True)
 
-    def finished(self, request_id: str) -> None:
+    def finished(self, request_id: str, blocks: int | None = None) -> None:
+        """`blocks`: how many full ones it has computed or found; None: all."""
         self._set_waiting(request_id, False)
         claim = self.claims.pop(request_id, None)
         if claim is None:
             return
         if self._guard is not None and not claim.is_warmup:
-            self._guard.finished(claim.block_hashes)
+            self._guard.finished(claim.block_hashes[:blocks])
         if claim.session is not None:
             claim.session.active -= 1
             if self._peers is not None:
@@ -240,8 +242,7 @@ class OwnerDirectory:
     def _drop(self, session: Session) -> None:
         """Forget a session; what it leaves in the cache is worth nothing."""
         self._sessions.remove(session)
-        self._quiet = False
-        self._refresh_due = True
+        self._quiet, self._refresh_due = False, True
         for owner in session.owners:
             self._retire(owner)
 
@@ -275,8 +276,7 @@ class OwnerDirectory:
         self._revalue_all()
 
     def _revalue_all(self) -> None:
-        self._quiet = False
-        self._refresh_due = True
+        self._quiet, self._refresh_due = False, True
         self._next_tick_s = 0.0
         self._touched.update(self._shared)
         for session in self._sessions:

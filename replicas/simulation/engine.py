@@ -144,7 +144,7 @@ class SimulatedCore:
                 await waiter.admitted.wait()
                 await self.between_steps()
         except BaseException:
-            self.cache.directory.finished(request.request_id)
+            self.cache.directory.finished(request.request_id, 0)
             raise
         finally:
             self._waiters.remove(waiter)

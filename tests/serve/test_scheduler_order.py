@@ -156,6 +156,36 @@ def test_back_in_lru_the_order_is_stock_from_then_on(tmp_path: Path) -> None:
         assert theirs == mine, f"differs at {position}"
 
 
+def test_the_engine_goes_back_to_stock_order_where_values_lose(tmp_path: Path) -> None:
+    """Values keep what never comes again, and what comes again would fit in the cache but for that."""
+    engine = Engine(tmp_path, {"policy": "reach"})
+    exchange(engine, tables={"w": A_COMES_BACK})
+    for i in range(7):
+        engine.serve(f"a{i}", text(f"once{i}", 270), "a", f"a{i}")
+    hits = [engine.serve(f"b{i}", text(f"again{i % 3}", 270), "b", f"b{i % 3}") for i in range(24)]
+    assert exchange(engine).fallbacks == 1
+    assert sum(hits[:3]) == 0 and min(hits[-3:]) == 270 // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("kind", ["aborted", "reads no cache"])
+def test_what_stock_order_had_not_either_counts_for_nothing(tmp_path: Path, kind: str) -> None:
+    """Nobody switches values off by requests that could hit nothing in any order."""
+    engine = Engine(tmp_path, {"policy": "reach"})
+    exchange(engine, tables={"w": A_COMES_BACK})
+    for i in range(10):
+        tokens = text(f"p{i}", 300)
+        engine.add(f"first{i}", tokens, "b", f"s{i}")
+        if kind == "aborted":
+            engine.scheduler.finish_requests(f"first{i}", RequestStatus.FINISHED_ABORTED)
+        engine.drain()
+        engine.add(f"second{i}", tokens, "b", f"s{i}")
+        if kind == "reads no cache":
+            engine.scheduler.requests[f"second{i}"].skip_reading_prefix_cache = True
+        engine.drain()
+        assert engine.cached_tokens[f"second{i}"] == 0
+    assert exchange(engine).fallbacks == 0
+
+
 def test_waiting_and_preempted_requests_keep_their_blocks(tmp_path: Path) -> None:
     engine = Engine(tmp_path, {"policy": "reach"}, num_blocks=40)
     exchange(engine, tables={"w": A_COMES_BACK})
