@@ -171,8 +171,9 @@ def _filled(queue: RequestQueue, requests: Iterable[Request]) -> RequestQueue:
 
 
 def _bounds(policies: Iterable[Policy]) -> QueueBounds:
+    """Batch shaping's while it is on, else the usual ones."""
     for policy in policies:
-        if isinstance(policy, BatchShapingPolicy):
+        if isinstance(policy, BatchShapingPolicy) and policy.settings.enabled:
             return QueueBounds(policy.options.window, policy.options.max_passed_over)
     return QueueBounds()
 
