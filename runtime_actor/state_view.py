@@ -46,8 +46,7 @@ def engine_policy_rows(
     reported: dict[str, list[dict[str, Any]]] = {}
     for replica in replicas:
         for row in replica.report.policies:
-            if row.get("seat") == ENGINE:
-                reported.setdefault(str(row.get("name")), []).append(row)
+            reported.setdefault(str(row.get("name")), []).append(row)
     return [
         _engine_policy(policy, reported.get(policy.name, []), tenant)
         for policy in policies
