@@ -40,6 +40,8 @@ class EngineFeed:
         self._ended: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._policy: tuple[str, float] | None = None
         self._handed_policy: tuple[str, float] | None = None
+        self._queue_policies: str | None = None
+        self._handed_queue_policies: str | None = None
         self._with_sessions = False
         self._call: asyncio.Task[None] | None = None
         self._done = asyncio.Event()
@@ -53,7 +55,7 @@ class EngineFeed:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._tables or self._ended or self._policy or self._with_sessions)
+        return bool(self._tables or self._ended or self._policy or self._queue_policies or self._with_sessions)
 
     def hand_down(self, tables: dict[str, bytes], ended: list[tuple[str, str]]) -> None:
         """Queue for the engine; newer tables of a workload replace older ones."""
@@ -67,6 +69,10 @@ class EngineFeed:
     def set_policy(self, policy: tuple[str, float]) -> None:
         """Order the cache so from the next call on; nothing to do if the engine was told already."""
         self._policy = None if policy == self._handed_policy else policy
+
+    def set_queue_policies(self, settings: str) -> None:
+        """Order the waiting queue so (as in EngineTables); nothing to do if the engine was told already."""
+        self._queue_policies = None if settings == self._handed_queue_policies else settings
 
     def ask_for_sessions(self) -> None:
         self._with_sessions = True
@@ -92,10 +98,10 @@ class EngineFeed:
             await asyncio.wait({self._call})
 
     async def _exchange(self) -> None:
-        down = HandDown(dict(self._tables), tuple(self._ended), self._policy, self._with_sessions)
+        down = HandDown(dict(self._tables), tuple(self._ended), self._policy, self._queue_policies, self._with_sessions)
         self._tables.clear()
         self._ended.clear()
-        self._policy = None
+        self._policy = self._queue_policies = None
         self._with_sessions = False
         try:
             state = await self._port.exchange(down)
@@ -121,6 +127,8 @@ class EngineFeed:
         self.state = state
         if down.policy is not None:
             self._handed_policy = down.policy
+        if down.queue_policies is not None:
+            self._handed_queue_policies = down.queue_policies
         if down.with_sessions:
             self.sessions = state.sessions
         self._anchors = [*self._anchors, *state.anchors][-_MAX_NEW_ANCHORS:]
@@ -136,7 +144,13 @@ class EngineFeed:
                 self._tables.move_to_end(workload, last=False)
         for session in down.ended:
             self._ended.setdefault(session)
+        # A call that got no answer in time may be carried out later: what it set has to be told again either way.
+        if down.policy is not None:
+            self._handed_policy = None
+        if down.queue_policies is not None:
+            self._handed_queue_policies = None
         self._policy = self._policy or down.policy
+        self._queue_policies = self._queue_policies or down.queue_policies
         self._with_sessions |= down.with_sessions
         self._trim()
 

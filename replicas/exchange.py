@@ -7,6 +7,7 @@ tables it has; events wait, bounded, and go up when the actor is back.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class ExchangeLoop:
 
     `on_action` gets each PrefetchAction, `on_prefetch_switch` whether warm-ups are wanted at all, `on_adapters` what
     the adapters are worth, `policies` the rows of what runs beside the engine,
-    `next_event_id` names the events made here.
+    `next_event_id` names the events made here. `config_version` is this replica's deployment's.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ExchangeLoop:
         next_event_id: Callable[[], str],
         clock: Clock,
         settings: ExchangeSettings,
+        config_version: int = 0,
     ) -> None:
         self._name = name
         self._call = call
@@ -80,6 +82,7 @@ class ExchangeLoop:
         self._next_event_id = next_event_id
         self._clock = clock
         self._settings = settings
+        self._config_version = config_version
         self._epoch = _NO_EPOCH
         self._version = 0
         self._min_gap_s = settings.min_gap_s
@@ -165,6 +168,7 @@ class ExchangeLoop:
         self._min_gap_s = min(max(reply.min_gap_s, self._settings.min_gap_s), self._settings.max_gap_s)
         self._feed.hand_down(reply.tables, _sessions(reply.ended))
         self._take_policy(reply.policy)
+        self._take_queue_policies(reply.policies, reply.config_version)
         self._on_adapters(reply.adapters)
         for wire in reply.actions:
             self._take_action(wire)
@@ -186,6 +190,16 @@ class ExchangeLoop:
             logger.warning("Policy from the actor left out: %r", policy)
         if isinstance(policy.get("prefetch"), bool):
             self._on_prefetch_switch(policy["prefetch"])
+
+    def _take_queue_policies(self, policies: list, config_version: int) -> None:
+        """What the actor says is in force, unless it is of an older deployment than this replica."""
+        if config_version < self._config_version:
+            return
+        try:
+            self._feed.set_queue_policies(json.dumps(policies))
+        except (TypeError, ValueError, RecursionError) as error:
+            self._stats.bad_messages += 1
+            logger.warning("Policies from the actor left out: %s", error)
 
     def _take_action(self, wire: dict) -> None:
         try:

@@ -8,7 +8,9 @@ of a request in `sampling_params.extra_args`. Importing this module gives Engine
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
@@ -32,8 +35,8 @@ from replicas.engine.messages import (
     decode,
     encode,
 )
-from replicas.engine.shaping import shaped_queue
-from replicas.engine.waiting_queue import ShapedQueue
+from replicas.engine.shaping import QueueSeat
+from runtime_actor.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +46,8 @@ class AgentSchedulerMixin:
     the waiting queue."""
 
     keeper: CacheKeeper
-    shaped: ShapedQueue | None
+    seat: QueueSeat
+    waiting: RequestQueue
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,11 +58,21 @@ class AgentSchedulerMixin:
         pool = self.kv_cache_manager.block_pool
         settings = EngineSettings.from_config(config)
         self.keeper = CacheKeeper(pool, settings, shape)
-        self.shaped = shaped = shaped_queue(settings.policies, self.policy, self.keeper, pool)
-        if shaped is not None:
-            self.waiting = shaped
-            self.keeper.policy_rows = shaped.policy_rows
-            self.keeper.passed_over = lambda: shaped.passed_over
+        self.seat = seat = QueueSeat(self.policy, self.keeper, pool)
+        self.keeper.policy_rows = seat.policy_rows
+        self.keeper.passed_over = lambda: seat.passed_over
+        self.waiting, left_out = seat.configure(settings.policies, self.waiting)
+        for reason in left_out:
+            logger.error("policy left out: %s", reason)
+
+    def take_queue_policies(self, text: str) -> list[str]:
+        """EngineTables.queue_policies, between two steps; what of it was refused, and why."""
+        try:
+            settings = RuntimeSettings.from_dict({"policies": json.loads(text)}).policies
+        except (ValueError, RecursionError) as error:
+            return [f"queue_policies: {error}"]
+        self.waiting, rejected = self.seat.configure(settings, self.waiting)
+        return rejected
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -91,8 +105,8 @@ class AgentSchedulerMixin:
         for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
             self.keeper.resumed(request_id)
         super()._update_after_schedule(scheduler_output)
-        if self.shaped is not None:
-            self.shaped.refresh()
+        if self.seat.shaped is not None:
+            self.seat.shaped.refresh()
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
@@ -146,8 +160,10 @@ def agent_runtime_exchange(self: EngineCore, payload: bytes) -> Any:
     """EngineTables down, EngineReport up."""
     scheduler = self.scheduler
     down = decode(payload, EngineTables)
+    refused = [] if down.queue_policies is None else scheduler.take_queue_policies(down.queue_policies)
     waiting = len(scheduler.waiting) + len(scheduler.skipped_waiting)
-    return scheduler.keeper.exchange(down, len(scheduler.running), waiting)
+    report = scheduler.keeper.exchange(down, len(scheduler.running), waiting)
+    return dataclasses.replace(report, rejected=[*refused, *report.rejected])
 
 
 @_answered

@@ -77,7 +77,12 @@ class AgentLLMServer(LLMServer):
         )
         client = RuntimeClient(dict(self._runtime), self._config_version)
         self._sidecar = Sidecar(
-            name=name, port_of=self._port, call=client.exchange, settings=self._settings, adapters=self._keeper()
+            name=name,
+            port_of=self._port,
+            call=client.exchange,
+            settings=self._settings,
+            adapters=self._keeper(),
+            config_version=self._config_version,
         )
         self._sidecar.start()
 

@@ -48,6 +48,7 @@ class Sidecar:
         exit_process: Callable[[str], None] = end_process,
         publish: Callable[[ReplicaStats], None] | None = None,
         adapters: AdapterKeeper | None = None,
+        config_version: int = 0,
     ) -> None:
         self._name = name
         self._adapters = adapters
@@ -61,7 +62,7 @@ class Sidecar:
         self.port = port_of(self.ledger)
         self.feed = EngineFeed(self.port, self._clock, on_state=lambda state: self.prefetch.engine_answered(state))
         self.prefetch = self._make_prefetch(settings)
-        self.exchange = self._make_exchange(call, settings)
+        self.exchange = self._make_exchange(call, settings, config_version)
         self.watchdog = self._make_watchdog(exit_process, settings)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -85,7 +86,7 @@ class Sidecar:
             settings=settings.prefetch,
         )
 
-    def _make_exchange(self, call: ActorCall, settings: ReplicaSettings) -> ExchangeLoop:
+    def _make_exchange(self, call: ActorCall, settings: ReplicaSettings, config_version: int) -> ExchangeLoop:
         return ExchangeLoop(
             name=self._name,
             call=call,
@@ -100,6 +101,7 @@ class Sidecar:
             next_event_id=self._next_event_id,
             clock=self._clock,
             settings=settings.exchange,
+            config_version=config_version,
         )
 
     def _make_watchdog(self, exit_process: Callable[[str], None], settings: ReplicaSettings) -> EngineWatchdog:

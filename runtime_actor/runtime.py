@@ -30,7 +30,7 @@ from runtime_actor.settings import (
     to_dict,
 )
 from runtime_actor.shared import SharedState
-from runtime_actor.state_view import shared_state_view
+from runtime_actor.state_view import engine_policy_rows, shared_state_view
 from runtime_actor.stats import RuntimeStats
 
 GATEWAY = "gateway"
@@ -64,6 +64,9 @@ class AgentRuntime:
         self.host = self._make_host()
 
     def _make_host(self) -> PolicyHost:
+        seats = {policy.name: catalogue.seat_of(policy) for policy in self.settings.policies}
+        # One that can't be made here may be one that an engine, started with newer code, can make.
+        self._in_engines = frozenset(name for name, seat in seats.items() if seat in (ENGINE, None))
         policies = catalogue.make_seated(self.settings.policies, ACTOR, self.shared)
         return PolicyHost(policies, self.settings.policy_failure_limit)
 
@@ -221,10 +224,13 @@ class AgentRuntime:
             cluster=None if is_replica else self.shared.replica_map.routing_view(self.shared.now_s),
             policy=self.replica_policy(),
             min_gap_s=self._pace.min_gap_s,
-            policies=[to_dict(p) for p in self.settings.policies if isinstance(p, PluggedSettings)],
+            policies=[to_dict(p) for p in self._plugged() if not is_replica or p.name in self._in_engines],
             config_version=self.config_version,
             adapters=self._adapter_values(request.caller) if is_replica else {},
         )
+
+    def _plugged(self) -> list[PluggedSettings]:
+        return [policy for policy in self.settings.policies if isinstance(policy, PluggedSettings)]
 
     def _has_ended(self, workload: str, session: str) -> bool:
         record = self.shared.session(workload, session)
@@ -287,8 +293,6 @@ class AgentRuntime:
             raise ConfigurationError(f"policies.{name}.name: {settings.name!r} is not allowed; allowed: {name}")
         if getattr(settings, "path", None) != getattr(current, "path", None):
             raise ConfigurationError(f"policies.{name}.path: can't be changed while it runs; allowed: a new deployment")
-        if catalogue.class_of(settings).seat == ENGINE:
-            raise ConfigurationError(f"policies.{name}: runs inside the engines; allowed: to change it by a deployment")
         policy = catalogue.make(settings, self.shared if self.host.get(name) else catalogue.NoClock())
         self.host.replace(name, policy)
         policies = tuple(settings if p.name == name else p for p in self.settings.policies)
@@ -307,6 +311,8 @@ class AgentRuntime:
             "epoch": self.epoch,
             **shared_state_view(self.shared, self.host, tenant),
         }
+        in_engines = [policy for policy in self._plugged() if policy.name in self._in_engines]
+        view["policies"] += engine_policy_rows(in_engines, self.shared.replica_map, tenant)
         if tenant is None:
             view["caps"]["reports_invalid"] = self.reports_invalid
             view["config_version"] = self.config_version

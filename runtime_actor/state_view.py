@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
+from runtime_actor.policies import catalogue
+from runtime_actor.policies.base import ENGINE
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.replica_map import ReplicaState
+from runtime_actor.settings import PluggedSettings
 from runtime_actor.shared import SharedState
 from runtime_actor.workloads import Workload
 
@@ -31,6 +35,40 @@ def shared_state_view(shared: SharedState, host: PolicyHost, tenant: str | None)
     if tenant is None:
         view["caps"] = _caps(shared)
     return view
+
+
+def engine_policy_rows(
+    policies: Iterable[PluggedSettings], replicas: Iterable[ReplicaState], tenant: str | None
+) -> list[dict[str, Any]]:
+    """A row for each of these policies, which run in the engines: what is set here, and what the engines last said of
+    it together. `engines` and `engines_on` (for the operator) tell how many have it and in how many it is on: fewer
+    than all until they have heard of a change, and none where engines are simulated."""
+    reported: dict[str, list[dict[str, Any]]] = {}
+    for replica in replicas:
+        for row in replica.report.policies:
+            reported.setdefault(str(row.get("name")), []).append(row)
+    return [
+        _engine_policy(policy, reported.get(policy.name, []), tenant)
+        for policy in policies
+        if policy.name in reported or catalogue.seat_of(policy) == ENGINE
+    ]
+
+
+def _engine_policy(policy: PluggedSettings, rows: list[dict[str, Any]], tenant: str | None) -> dict[str, Any]:
+    failed = [row for row in rows if row.get("switched_off")]
+    view: dict[str, Any] = {"name": policy.name, "seat": ENGINE, "weight": policy.weight}
+    view["enabled"] = policy.enabled and not (rows and len(failed) == len(rows))
+    if tenant is None:
+        counters: Counter[str] = Counter()
+        for row in rows:
+            counters.update(row.get("counters") or {})
+        view |= {
+            "counters": dict(counters),
+            "engines": len(rows),
+            "engines_on": sum(bool(row.get("enabled")) for row in rows),
+        }
+    totals = {name: sum(row.get(name) or 0 for row in rows) for name in ("decisions", "failures", "slow")}
+    return view | totals | {"switched_off": bool(failed)}
 
 
 def _transitions(workload: Workload) -> list[dict[str, Any]]:

@@ -63,9 +63,10 @@ class EngineSettings:
 class EngineTables:
     """Down. None leaves a setting as it is.
 
-    tables: workload -> ReachTables bytes. ended: (workload, session). deadlines_s: warm-up action ->
-    seconds from now after which it counts as wasted. with_sessions asks for the live sessions, and for
-    all anchors to be reported anew: what a new actor needs.
+    tables: workload -> ReachTables bytes. ended: (workload, session). queue_policies: the policies that order the
+    waiting queue, as a JSON list of their settings; JSON since options may hold numbers that msgpack can't.
+    deadlines_s: warm-up action -> seconds from now after which it counts as wasted. with_sessions asks for the live
+    sessions, and for all anchors to be reported anew: what a new actor needs.
     """
 
     tables: dict[str, bytes] = field(default_factory=dict)
@@ -73,6 +74,7 @@ class EngineTables:
     policy: str | None = None
     weight: float | None = None
     arrival_share: float | None = None
+    queue_policies: str | None = None
     deadlines_s: dict[str, float] = field(default_factory=dict)
     with_sessions: bool = False
 

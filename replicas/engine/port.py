@@ -18,13 +18,15 @@ WARMUP_PRIORITY = 1_000_000
 class HandDown:
     """For the engine's scheduler. `tables`: workload -> ReachTables bytes; `ended`: (workload, session).
 
-    `policy`: (mode, weight) of the eviction order, None to leave it. `with_sessions` asks for the sessions
+    `policy`: (mode, weight) of the eviction order, None to leave it. `queue_policies`: as in EngineTables, None to
+    leave them. `with_sessions` asks for the sessions
     the engine serves, which a new actor needs.
     """
 
     tables: dict[str, bytes] = field(default_factory=dict)
     ended: tuple[tuple[str, str], ...] = ()
     policy: tuple[str, float] | None = None
+    queue_policies: str | None = None
     with_sessions: bool = False
 
 

@@ -43,6 +43,7 @@ class VllmPort:
                 ended=list(down.ended),
                 policy=policy,
                 weight=weight,
+                queue_policies=down.queue_policies,
                 with_sessions=down.with_sessions,
             )
         )

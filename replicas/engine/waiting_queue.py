@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
@@ -57,9 +56,22 @@ class ShapedQueue(RequestQueue):
         self._last_group = ""
         self._head: int | None = None
 
-    def policy_rows(self) -> list[dict[str, Any]]:
-        """As in GET /runtime/state, for the operator."""
-        return self._host.as_state(None)
+    @property
+    def passed(self) -> Mapping[str, int]:
+        """Request id -> how often it was passed over, of those that were and still wait."""
+        return self._passed
+
+    def fill(self, requests: Iterable[Request], passed: Mapping[str, int]) -> None:
+        """Take over an empty queue's first requests, in vLLM's own order; `passed` as of an earlier queue."""
+        for request in requests:
+            self.add_request(request)
+        known = ((request.request_id, passed.get(request.request_id, 0)) for request in self._requests)
+        self._passed = {request_id: times for request_id, times in known if times}
+
+    def change(self, host: PolicyHost, bounds: QueueBounds) -> None:
+        """Go on with other policies or bounds; who was passed over keeps its count."""
+        self._host, self.bounds = host, bounds
+        self._head = None
 
     # --- vLLM's interface ---------------------------------------------------------------------------
 

@@ -20,7 +20,11 @@ T = TypeVar("T")
 
 
 class SimulatedPort:
-    """EnginePort over a SimulatedCore in the same process."""
+    """EnginePort over a SimulatedCore in the same process.
+
+    Its core admits by priority, then first come, and nothing else: `queue_policies` are taken and have no effect, and
+    no row of `EngineState.policies` says that one of them is on here.
+    """
 
     def __init__(self, core: SimulatedCore, *, timeout_s: float = 10.0) -> None:
         self._core = core

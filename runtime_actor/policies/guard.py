@@ -139,6 +139,10 @@ class Hosted:
         self.failures = self.hangs = 0
         self.switched_off = False
 
+    def succeeded_by(self, policy: Policy) -> Hosted:
+        """As after `replace`, while this one stays as it is."""
+        return Hosted(policy, self.calls.copy(), self.decisions.copy(), slow=self.slow)
+
     def close(self) -> None:
         if self.worker is not None:
             self.worker.close()

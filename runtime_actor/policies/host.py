@@ -204,9 +204,23 @@ class PolicyHost:
         if hosted is not None:
             hosted.replace(policy)
 
+    def take_over(self, former: PolicyHost) -> None:
+        """Go on with what `former` has counted; failures of a policy that isn't the same object are forgiven."""
+        known = {hosted.name: hosted for hosted in former.policies}
+        for index, hosted in enumerate(self._hosted):
+            before = known.get(hosted.name)
+            if before is not None:
+                self._hosted[index] = before if before.policy is hosted.policy else before.succeeded_by(hosted.policy)
+
     def close(self) -> None:
         for hosted in self._hosted:
             hosted.close()
+
+    def close_others(self, successor: PolicyHost) -> None:
+        """Close those that `successor` didn't take over."""
+        for hosted in self._hosted:
+            if not any(hosted is kept for kept in successor.policies):
+                hosted.close()
 
     def as_state(self, workloads: set[str] | None) -> list[dict[str, Any]]:
         """The policies' entries in GET /runtime/state; decisions of `workloads` only. None: all, and the

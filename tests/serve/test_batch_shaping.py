@@ -3,15 +3,23 @@ is vLLM's own where nothing orders."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, PriorityRequestQueue, create_request_queue
-from vllm.v1.request import RequestStatus
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+from vllm.v1.structured_output.request import StructuredOutputRequest
 
-from replicas.engine.messages import EngineReport, EngineTables, decode, encode
+from replicas.engine.messages import EngineReport, EngineTables, decode, encode, open_answer
 from replicas.engine.waiting_queue import QueueBounds, ShapedQueue
 from runtime_actor.policies.base import Policy, QueuedPrefill, RequestView
 from runtime_actor.policies.catalogue import NoClock
@@ -155,3 +163,145 @@ def test_the_queue_is_vllms_but_for_its_order(tmp_path: Path) -> None:
     for queue in (ours, theirs):
         with pytest.raises(IndexError):
             queue.peek_request()
+
+
+# --- switched while it runs -----------------------------------------------------------------------------
+
+
+def told(engine: Engine, *policies: dict[str, Any]) -> EngineReport:
+    """What the engine answers to a hand-down with these settings, through EngineCore's own method."""
+    core: Any = SimpleNamespace(scheduler=engine.scheduler)
+    down = EngineTables(queue_policies=json.dumps(policies))
+    answer = EngineCore.agent_runtime_exchange(core, encode(down))  # type: ignore[attr-defined]
+    return open_answer(answer, EngineReport)
+
+
+def switched(engine: Engine, enabled: bool, **options: Any) -> EngineReport:
+    return told(engine, {**SHAPING, "enabled": enabled, "options": {"max_passed_over": 6, **options}})
+
+
+def blocked(engine: Engine, name: str) -> Request:
+    """A request that waits for its grammar, which vLLM keeps in `skipped_waiting`."""
+    request = engine.request(name, text(name, 40), 3, arrival_time=float(len(engine.log)))
+    request.structured_output_request = StructuredOutputRequest(StructuredOutputsParams(regex="a"))
+    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    engine.scheduler.add_request(request)
+    return request
+
+
+def compiled(request: Request) -> None:
+    assert request.structured_output_request is not None
+    request.structured_output_request.grammar = Mock(StructuredOutputGrammar)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_switched_again_and_again_every_step_is_that_of_vllm(
+    tmp_path: Path, policy: str, async_scheduling: bool
+) -> None:
+    """The mixed load without known anchors, with preemptions, aborts and requests that wait for a grammar: block for
+    block the same, whatever queue they wait in."""
+    logs, swaps = [], []
+    for runtime in (None, {"policy": "lru"}):
+        rng = random.Random(5)
+        engine = Engine(tmp_path, runtime, 60, seed=3, policy=policy, max_num_seqs=4, async_scheduling=async_scheduling)
+
+        def step(engine: Engine = engine, rng: random.Random = rng, is_stock: bool = runtime is None) -> None:
+            engine.step()
+            if not is_stock and rng.random() < 0.3:
+                swaps.append([request.status for request in engine.scheduler.waiting])
+                assert switched(engine, rng.random() < 0.5, window=rng.randrange(2, 9)).rejected == []
+
+        held: list[Request] = []
+        for number, (steps, name, prompt, _, _, max_tokens, aborts) in enumerate(workload(3, 90)):
+            for _ in range(steps):
+                if engine.scheduler.has_unfinished_requests():
+                    step()
+            engine.add(name, prompt, max_tokens=max_tokens, priority=number % 3)
+            if aborts:
+                engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            if number % 7 == 3:
+                held.append(blocked(engine, f"held{number}"))
+            if number % 7 == 6:
+                compiled(held.pop(0))
+        for request in held:
+            compiled(request)
+        while engine.scheduler.has_unfinished_requests():
+            step()
+        logs.append((engine.log, engine.cached_tokens))
+    assert logs[0] == logs[1]
+    assert sum(len(waiting) > 1 for waiting in swaps) > 50
+    assert any(RequestStatus.PREEMPTED in waiting[:1] for waiting in swaps)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_off_in_the_middle_is_stock_and_on_again_it_gains_again(tmp_path: Path, policy: str) -> None:
+    engine = Engine(tmp_path, shaped(), num_blocks=40, policy=policy, max_num_seqs=2)
+    for number in range(REQUESTS):
+        agent = f"a{number % ANCHORS}"
+        prompt = text(agent, ANCHOR_TOKENS) + text(f"own{number}", 40)
+        engine.add(f"r{number:02}", prompt, agent, f"s{number}", max_tokens=4)
+
+    def start(until: int) -> list[str]:
+        before = len(engine.cached_tokens)
+        while len(engine.cached_tokens) < until:
+            engine.step()
+        return list(engine.cached_tokens)[before:]
+
+    def share(names: list[str]) -> float:
+        return sum(engine.cached_tokens[name] for name in names) / (len(names) * ANCHOR_TOKENS)
+
+    start(16)
+    report = switched(engine, False)
+    assert type(engine.scheduler.waiting) in (FCFSRequestQueue, PriorityRequestQueue)
+    (row,) = report.policies
+    assert row["enabled"] is False and row["counters"]["ordered"] > 0
+    waiting = [request.request_id for request in engine.scheduler.waiting]
+    assert waiting == sorted(waiting, key=lambda name: int(name[1:])), "vLLM's own order: as they came"
+    off = start(32)
+    assert off == waiting[: len(off)]
+    assert switched(engine, True).policies[0]["enabled"] is True
+    on = start(REQUESTS)
+    engine.drain()
+    assert share(on) > share(off) + 0.3, (share(on), share(off))
+    assert len(engine.cached_tokens) == REQUESTS
+    report = switched(engine, True)
+    assert report.policies[0]["counters"]["ordered"] > row["counters"]["ordered"]
+    assert passed_over(list(engine.cached_tokens)) <= 6, "over both times together"
+    assert report.passed_over > 0 and report.waiting == report.running == 0
+
+
+def test_options_change_while_it_is_on(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, shaped(max_passed_over=20), num_blocks=40, max_num_seqs=2)
+    queue = engine.scheduler.waiting
+    assert isinstance(queue, ShapedQueue)
+    assert switched(engine, True, max_passed_over=1).rejected == []
+    assert engine.scheduler.waiting is queue
+    assert passed_over(burst(engine)) == 1
+
+
+def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, shaped(), num_blocks=40, max_num_seqs=2)
+    queue = engine.scheduler.waiting
+    for policies, reason in (
+        ([{**SHAPING, "options": {"window": 1}}], "policies.batch_shaping.options.window: 1 is not allowed"),
+        ([SHAPING, {"name": "mine", "path": "no_such:Policy"}], "policies.mine.path"),
+        ([SHAPING, SHAPING], "'batch_shaping' is listed twice"),
+        ([7], "policies[0]: 7"),
+    ):
+        report = told(engine, *policies)  # type: ignore[arg-type]
+        assert len(report.rejected) == 1 and reason in report.rejected[0], report.rejected
+        assert engine.scheduler.waiting is queue and report.policies[0]["enabled"]
+    core: Any = SimpleNamespace(scheduler=engine.scheduler)
+    down = EngineTables(queue_policies="[" * 100_000, policy="lru", weight=0.5)
+    answer = EngineCore.agent_runtime_exchange(core, encode(down))  # type: ignore[attr-defined]
+    report = open_answer(answer, EngineReport)
+    assert "queue_policies" in report.rejected[0] and report.weight == 0.5, "the rest of the hand-down is taken"
+    assert len(burst(engine)) == REQUESTS
+
+
+def test_policies_of_other_seats_are_no_business_of_an_engine(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, {"policy": "lru"})
+    report = told(engine, {"name": "fairness", "enabled": True}, {"name": "kv_cache"}, {**SHAPING, "enabled": False})
+    assert report.rejected == [] and [row["name"] for row in report.policies] == ["batch_shaping"]
+    assert type(engine.scheduler.waiting) is FCFSRequestQueue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field, replace
 
 from replicas.anchors import Anchor, AnchorStore
@@ -28,6 +29,7 @@ class Bench:
     actions: list[PrefetchAction] = field(default_factory=list)
     switches: list[bool] = field(default_factory=list)
     adapters: list[dict] = field(default_factory=list)
+    config_version: int = 0
 
     def __post_init__(self) -> None:
         self.events = EventBuffer(max_events=4, max_bytes=1 << 20)
@@ -49,6 +51,7 @@ class Bench:
             next_event_id=lambda: f"r1:{next(numbers)}",
             clock=self.clock,
             settings=self.settings,
+            config_version=self.config_version,
         )
 
     async def steps(self, count: int) -> None:
@@ -176,6 +179,78 @@ def test_policy_is_handed_down_when_it_changes() -> None:
         assert policies == [("reach", 1.0), ("lru", 1.0)]
         assert bench.switches == [True, True, False]
         assert bench.stats.bad_messages == 1
+
+    asyncio.run(scenario())
+
+
+SHAPING = {"name": "batch_shaping", "enabled": True, "options": {"window": 8}}
+OFF = {**SHAPING, "enabled": False}
+
+
+def handed(bench: Bench) -> list[list[dict]]:
+    return [json.loads(down.queue_policies) for down in bench.port.downs if down.queue_policies is not None]
+
+
+def test_policies_of_the_queue_are_handed_down_when_they_change() -> None:
+    async def scenario() -> None:
+        said = [[SHAPING], [SHAPING], [OFF], [OFF], [], []]
+        bench = Bench(FakeActor(*(make_reply(policies=policies) for policies in said)))
+        await bench.steps(6)
+        assert handed(bench) == [[SHAPING], [OFF], []], "who was told isn't told again"
+        bench = Bench(FakeActor(make_reply(policies=[{**SHAPING, "options": {"x": 10**40}}]), make_reply()))
+        await bench.steps(1)
+        assert handed(bench)[0][0]["options"] == {"x": 10**40}, "numbers that msgpack can't hold"
+        bench.actor.script = [make_reply(policies=[{"name": object()}], tables={"w": b"t"})]
+        await bench.steps(1)
+        assert bench.stats.bad_messages == 1 and len(handed(bench)) == 1
+        assert bench.port.downs[-1].tables == {"w": b"t"}, "the rest of the answer is taken"
+
+    asyncio.run(scenario())
+
+
+def test_a_new_replica_and_a_restarted_actor() -> None:
+    async def scenario() -> None:
+        actor = FakeActor(make_reply(policies=[OFF]), make_reply(epoch=8, policies=[OFF]), make_reply(policies=[OFF]))
+        bench = Bench(actor)
+        await bench.steps(2)
+        assert handed(bench) == [[OFF]], "an actor that came back says the same: no news"
+        fresh = Bench(actor)
+        await fresh.steps(1)
+        assert handed(fresh) == [[OFF]], "a new replica's engine has only what was configured"
+
+    asyncio.run(scenario())
+
+
+def test_an_older_deployments_policies_wait_for_the_actor_to_be_configured() -> None:
+    async def scenario() -> None:
+        replies = [make_reply(policies=[OFF], config_version=version) for version in (3, 4, 5)]
+        bench = Bench(FakeActor(*replies), config_version=4)
+        await bench.steps(1)
+        assert handed(bench) == []
+        await bench.steps(2)
+        assert handed(bench) == [[OFF]]
+
+    asyncio.run(scenario())
+
+
+def test_a_call_without_an_answer_may_still_be_carried_out() -> None:
+    """The engine was told A; B got no answer, and before it is told again the operator is back at A."""
+
+    async def scenario() -> None:
+        port = FakePort()
+        policy_a, policy_b = {"mode": "reach", "weight": 1.0}, {"mode": "lru", "weight": 1.0}
+        bench = Bench(FakeActor(make_reply(policies=[SHAPING], policy=policy_a)), port)
+        await bench.steps(1)
+        port.busy = True
+        bench.actor.script = [make_reply(policies=[OFF], policy=policy_b)]
+        await bench.steps(1)
+        assert bench.feed.busy_calls > 0
+        bench.actor.script = [make_reply(policies=[SHAPING], policy=policy_a)] * 2
+        await bench.steps(1)
+        port.busy = False
+        await bench.steps(1)
+        assert handed(bench)[-1] == [SHAPING] and len(handed(bench)) == 2
+        assert [down.policy for down in port.downs if down.policy] == [("reach", 1.0)] * 2
 
     asyncio.run(scenario())
 

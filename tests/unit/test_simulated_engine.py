@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicas.cache.settings import ValueSettings
+from replicas.engine.port import HandDown
 from replicas.simulation.cache import Allocation, Prompt, SimulatedCache
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
+from replicas.simulation.port import SimulatedPort
 from runtime_actor.errors import EngineGone
 from runtime_actor.messages import OwnerTag
 
@@ -157,3 +159,10 @@ def test_a_dead_engine_fails_running_and_waiting_requests() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="policy must be one of"):
         SimulatedCore(INSTANT).set_policy("best", 1.0)
+
+
+def test_it_says_of_no_policy_that_it_orders_its_queue() -> None:
+    """It has none to be ordered; what is told for it is neither refused nor said to be in force."""
+    down = HandDown(queue_policies='[{"name": "batch_shaping", "enabled": true}]')
+    state = asyncio.run(SimulatedPort(SimulatedCore(INSTANT)).exchange(down))
+    assert (state.policies, state.rejected, state.passed_over) == ([], (), 0)
