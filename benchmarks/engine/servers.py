@@ -19,6 +19,7 @@ from ray import serve
 
 from benchmarks.engine.cells import MODES, STOCK
 from benchmarks.engine.drive import Endpoint
+from benchmarks.engine.emptying import NotEmptied, empty
 from cluster.embedded_model import ensure_embedded_model
 from cluster.local import DEFAULT_CONFIG
 from cluster.local_ray import LocalRay
@@ -158,10 +159,11 @@ class OwnServers:
             raise ServerError(f"{policy!r} isn't served here; there are: {', '.join(self.policies)}")
         mode = MODES[policy]
         if mode is None:
-            self._reset(STOCK)
-            return Endpoint(self.url + STOCK_ROUTE, self.model, names_sessions=False)
+            endpoint = Endpoint(self.url + STOCK_ROUTE, self.model, names_sessions=False)
+            self._empty(STOCK, endpoint)
+            return endpoint
         self._api.set_policy(mode)
-        self._reset(OURS)
+        self._empty(OURS, Endpoint(self.url, self.model, self.operator_key))
         if about not in self.tenants:
             self.tenants[about] = self.keys[len(self.tenants) % len(self.keys)]
         return Endpoint(self.url, self.model, self.tenants[about])
@@ -169,14 +171,20 @@ class OwnServers:
     def state(self) -> dict[str, Any]:
         return self._api.state()
 
-    def _reset(self, application: str) -> None:
+    def _empty(self, application: str, endpoint: Endpoint) -> None:
         if self.machine.simulated is not None:
             return  # a new tenant's salt finds nothing; what is left there is nobody's
-        deployments = serve.status().applications[application].deployments
-        for name in deployments:
-            if name.startswith("LLMServer"):
-                handle = serve.get_deployment_handle(name, application)
-                handle.broadcast("reset_prefix_cache").results(timeout_s=CALL_TIMEOUT_S)
+        try:
+            empty(endpoint, self.machine.replicas, lambda: _reset(application))
+        except NotEmptied as error:
+            raise ServerError(str(error)) from error
+
+
+def _reset(application: str) -> None:
+    for name in serve.status().applications[application].deployments:
+        if name.startswith("LLMServer"):
+            handle = serve.get_deployment_handle(name, application)
+            handle.broadcast("reset_prefix_cache").results(timeout_s=CALL_TIMEOUT_S)
 
 
 @contextmanager
