@@ -27,7 +27,7 @@ class NotEmptied(Exception):
 
 
 def empty(endpoint: Endpoint, replicas: int, reset: Callable[[], None]) -> int:
-    """How many resets it took. `endpoint` is asked with its key: give it a tenant of its own, since it learns the probe.
+    """How many resets it took. The layer learns the probes: give `endpoint` the key of a tenant of its own.
 
     Raises:
         NotEmptied: a prompt was still found after the last attempt, or the server doesn't answer.
@@ -38,7 +38,7 @@ def empty(endpoint: Endpoint, replicas: int, reset: Callable[[], None]) -> int:
             _cached_tokens(endpoint, name)
         for attempt in range(1, ATTEMPTS + 1):
             reset()
-            if not any([_cached_tokens(endpoint, name) for name in names]):
+            if sum(_cached_tokens(endpoint, name) for name in names) == 0:
                 return attempt
     except httpx.HTTPError as error:
         raise NotEmptied(f"{endpoint.url} doesn't answer: {error}") from error

@@ -58,11 +58,12 @@ class Servers(Protocol):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What both applications get. blocks: of 32 tokens, a replica; with_stock, with_layer: which of them there are;
-    simulated: a cost model instead of vLLM."""
+    threads: of each engine; simulated: a cost model instead of vLLM."""
 
     replicas: int
     blocks: int
     block_tokens: int = 32
+    threads: int = 1
     with_stock: bool = True
     with_layer: bool = True
     simulated: dict[str, Any] | None = None
@@ -223,6 +224,7 @@ def serve_config(machine: Machine, port: int, folder: Path, keys: list[str], ope
     content: dict[str, Any] = yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
     content["http_options"]["port"] = port
     ours = content["applications"][0]
+    ours["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] = str(machine.threads)
     arguments = ours["args"]
     arguments["engine_kwargs"]["num_gpu_blocks_override"] = machine.blocks
     arguments["deployment"]["num_replicas"] = machine.replicas
