@@ -196,33 +196,44 @@ def started(machine: Machine) -> Iterator[OwnServers]:
         LaunchError: one of them didn't start.
         StopRequested: a signal came.
     """
+    with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
+        keys = [secrets.token_hex(16) for _ in range(MAX_TENANTS)]
+        operator_key = secrets.token_hex(16)
+        config = serve_config(machine, Path(folder), keys, operator_key)
+        with deployed(config, machine.replicas if machine.with_layer else 0) as url:
+            yield OwnServers(machine, url, _model_id(), keys, operator_key)
+
+
+@contextmanager
+def deployed(config: dict[str, Any], replicas: int) -> Iterator[str]:
+    """The URL of what a Serve configuration describes, on a Ray of its own, once so many of our replicas answer.
+
+    Raises:
+        LaunchError: an application didn't start.
+        StopRequested: a signal came.
+    """
     stop = StopSignals()
     stop.install()
     cluster = LocalRay()
-    with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
-        port = free_port()
-        keys = [secrets.token_hex(16) for _ in range(MAX_TENANTS)]
-        operator_key = secrets.token_hex(16)
-        config = serve_config(machine, port, Path(folder), keys, operator_key)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            cluster.start()
-            stop.take_over()
-            cluster.deploy(config)
-            for application in config["applications"]:
-                cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
-            if machine.with_layer:
-                wait_until_ready(url, machine.replicas, START_TIMEOUT_S, lambda done, total: None)
-            yield OwnServers(machine, url, _model_id(), keys, operator_key)
-        finally:
-            stop.ignore()
-            cluster.stop()
+    url = f"http://127.0.0.1:{config['http_options']['port']}"
+    try:
+        cluster.start()
+        stop.take_over()
+        cluster.deploy(config)
+        for application in config["applications"]:
+            cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
+        if replicas:
+            wait_until_ready(url, replicas, START_TIMEOUT_S, lambda done, total: None)
+        yield url
+    finally:
+        stop.ignore()
+        cluster.stop()
 
 
-def serve_config(machine: Machine, port: int, folder: Path, keys: list[str], operator_key: str) -> dict[str, Any]:
+def serve_config(machine: Machine, folder: Path, keys: list[str], operator_key: str) -> dict[str, Any]:
     """serve_config.yaml with this machine's sizes, and beside it plain `ray.serve.llm` with equal engine_kwargs."""
     content: dict[str, Any] = yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
-    content["http_options"]["port"] = port
+    content["http_options"]["port"] = _free_port()
     ours = content["applications"][0]
     ours["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] = str(machine.threads)
     arguments = ours["args"]
@@ -287,7 +298,7 @@ def _stock_application(ours: dict[str, Any], machine: Machine) -> dict[str, Any]
     }
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
