@@ -183,7 +183,7 @@ class OwnServers:
 
 def _reset(application: str) -> None:
     for name in serve.status().applications[application].deployments:
-        if name.startswith("LLMServer"):
+        if "LLMServer" in name:
             handle = serve.get_deployment_handle(name, application)
             handle.broadcast("reset_prefix_cache").results(timeout_s=CALL_TIMEOUT_S)
 
