@@ -17,7 +17,7 @@ import httpx
 import yaml
 from ray import serve
 
-from benchmarks.engine.cells import MODES, STOCK
+from benchmarks.engine.cells import MODES, STOCK, Mode
 from benchmarks.engine.drive import Endpoint
 from benchmarks.engine.emptying import NotEmptied, empty
 from cluster.embedded_model import ensure_embedded_model
@@ -29,6 +29,7 @@ from cluster.stop_signals import StopSignals
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 60.0
 OURS = "agent-runtime"
+SHAPING = "batch_shaping"
 STOCK_ROUTE = "/stock"
 MAX_TENANTS = 64
 """Each workload is a tenant of its own, so that none is learnt from another."""
@@ -98,8 +99,23 @@ class RuntimeApi:
     def state(self) -> dict[str, Any]:
         return self.call("GET", "/runtime/state")
 
-    def set_policy(self, mode: dict[str, Any]) -> None:
-        self.call("POST", "/runtime/policy", {"name": "kv_cache", **mode})
+    def policy_row(self, name: str) -> dict[str, Any] | None:
+        """None where it isn't configured."""
+        return next((row for row in self.state()["policies"] if row["name"] == name), None)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Raises ServerError for one that isn't configured there."""
+        self.call("POST", "/runtime/policy", {"name": "kv_cache", **mode.kv_cache})
+        row = self.policy_row(SHAPING)
+        if row is not None or mode.shaped:
+            self.call("POST", "/runtime/policy", {"name": SHAPING, "enabled": mode.shaped})
+
+    def mode(self) -> Mode:
+        """As it is now."""
+        cache, shaping = self.policy_row("kv_cache"), self.policy_row(SHAPING)
+        if cache is None:
+            raise ServerError(f"{self.url}: the policy kv_cache isn't configured there")
+        return Mode(cache["mode"], cache["prefetch"]["enabled"], shaping is not None and shaping["enabled"])
 
 
 class RunningServer:
@@ -120,7 +136,7 @@ class RunningServer:
         mode = MODES[policy]
         if mode is None:
             raise ServerError("stock can't be measured on a server that already runs; leave --url out")
-        self._api.set_policy(mode)
+        self._api.set_mode(mode)
         return self._endpoint
 
     def state(self) -> dict[str, Any]:
@@ -128,11 +144,11 @@ class RunningServer:
 
     @contextmanager
     def kept(self) -> Iterator[RunningServer]:
-        before = next(p for p in self.state()["policies"] if p["name"] == "kv_cache")
+        before = self._api.mode()
         try:
             yield self
         finally:
-            self._api.set_policy({"mode": before["mode"], "prefetch": before["prefetch"]})
+            self._api.set_mode(before)
 
 
 @dataclass(slots=True)
@@ -163,7 +179,7 @@ class OwnServers:
             endpoint = Endpoint(self.url + STOCK_ROUTE, self.model, names_sessions=False)
             self._empty(STOCK, endpoint)
             return endpoint
-        self._api.set_policy(mode)
+        self._api.set_mode(mode)
         self._empty(OURS, Endpoint(self.url, self.model, self.operator_key))
         if about not in self.tenants:
             self.tenants[about] = self.keys[len(self.tenants) % len(self.keys)]
