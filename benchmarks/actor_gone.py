@@ -31,10 +31,7 @@ from ray import serve
 from ray.serve.llm import LLMConfig, build_openai_app
 from ray.serve.llm.deployment import LLMServer
 
-from benchmarks.engine.servers import OURS, START_TIMEOUT_S, STOCK_ROUTE, Machine, free_port, serve_config
-from cluster.local_ray import LocalRay
-from cluster.readiness import wait_until_ready
-from cluster.stop_signals import StopSignals
+from benchmarks.engine.servers import OURS, STOCK_ROUTE, Machine, deployed, serve_config
 from replicas.cache.settings import ValueSettings
 from replicas.simulation.engine import CostModel
 from replicas.simulation.openai import SimulatedEngine
@@ -191,28 +188,15 @@ def compare(rounds: Rounds, actor: str, pairs: int) -> Line:
 @contextlib.contextmanager
 def both(cost: dict[str, Any]) -> Iterator[str]:
     """Both applications; yields their URL. Raises LaunchError, StopRequested."""
-    stop = StopSignals()
-    stop.install()
-    cluster = LocalRay()
     with tempfile.TemporaryDirectory(prefix="actor-gone-") as folder:
         machine = Machine(replicas=2, blocks=1024, with_stock=False, simulated=cost)
-        config = serve_config(machine, free_port(), Path(folder), [], "")
+        config = serve_config(machine, Path(folder), [], "")
         ours = config["applications"][0]
         # Without keys: one tenant, as stock has.
         ours["args"]["gateway"]["api_keys"] = []
         config["applications"].append(_stock(ours))
-        url = f"http://127.0.0.1:{config['http_options']['port']}"
-        try:
-            cluster.start()
-            stop.take_over()
-            cluster.deploy(config)
-            for application in config["applications"]:
-                cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
-            wait_until_ready(url, machine.replicas, START_TIMEOUT_S, lambda done, total: None)
+        with deployed(config, machine.replicas) as url:
             yield url
-        finally:
-            stop.ignore()
-            cluster.stop()
 
 
 def _stock(ours: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ floor: the share of prompt blocks found in the cache, of each tenant and of both
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections import Counter
@@ -18,13 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cache import Block, FreeQueue, PrefixCache
-from benchmarks.policies.reach import TABLES_EVERY, ReachPolicy
+from benchmarks.policies.reach import ReachPolicy
 from benchmarks.trace_format import Request, read_trace
 from replicas.cache.floors import TenantFloors
 from replicas.cache.settings import ValueSettings
-from runtime_actor.messages import OwnerTag
-from runtime_actor.reach import compute_tables
-from runtime_actor.transitions import TransitionModel
 
 QUIET, LOUD = "quiet", "loud"
 
@@ -34,8 +30,6 @@ class TenantsPolicy(ReachPolicy):
 
     def __init__(self, floor: float) -> None:
         super().__init__(values=ValueSettings(tenant_floor=floor))
-        self._models = {tenant: TransitionModel() for tenant in (QUIET, LOUD)}
-        self._workload = QUIET
         self._floors: TenantFloors
 
     def start(self, blocks: Sequence[Block]) -> FreeQueue:
@@ -43,28 +37,13 @@ class TenantsPolicy(ReachPolicy):
         self._floors = TenantFloors(self._directory, self._owner_of, lambda: self._now_s)
         return queue
 
+    def workload_of(self, request: Request) -> str:
+        return tenant_of(request)
+
     def arrive(self, request: Request, index: int, now_s: float) -> None:
         self._now_s = now_s
         self._floors.look()
-        self._workload = tenant_of(request)
-        self._model = self._models[self._workload]
-        self._model.observe(request.session, request.agent, now_s)
-        if index % TABLES_EVERY == 0:
-            for tenant, model in self._models.items():
-                self._directory.set_tables(compute_tables(model, self._reach, tenant))
-        digests = [hashlib.sha256(content.encode()).digest() for content in request.blocks]
-        tag = OwnerTag(self._workload, request.agent, request.session)
-        self._claim = self._directory.arrive(str(index), tag, digests)
-        self._hits = len(request.blocks)
-        for position in reversed(self._claim.moved):
-            block = self._served.get(request.blocks[position])
-            if block is not None and self._set_owner(block, position) and block.next_free_block:
-                self._queue.reassigned(block)
-
-    def finish(self, request: Request, now_s: float) -> None:
-        super().finish(request, now_s)
-        if request.final:
-            self._directory.end(self._workload, request.session)
+        super().arrive(request, index, now_s)
 
 
 def tenant_of(request: Request) -> str:

@@ -54,6 +54,7 @@ def _run(given: argparse.Namespace) -> int:
         "source": "",
         "anchors": "",
         "replicas": machine.replicas,
+        "threads": machine.threads,
         "url": given.url,
         "simulated": simulated,
     }
@@ -125,6 +126,7 @@ def _machine(given: argparse.Namespace, policies: tuple[str, ...], simulated: di
     return Machine(
         given.replicas,
         given.blocks,
+        threads=given.threads,
         with_stock=STOCK in policies,
         with_layer=policies != (STOCK,),
         simulated=simulated,

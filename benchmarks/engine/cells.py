@@ -13,22 +13,39 @@ from benchmarks.trace_format import TraceError
 
 STOCK = "stock"
 REACH_ALONE = "reach-no-prefetch"
+SHAPED = "reach-shaped"
 CLOSED = "closed"
 POISSON = "poisson"
 RECORDED = "recorded"
 LOOPS = (CLOSED, POISSON, RECORDED)
 
-MODES: dict[str, dict[str, Any] | None] = {
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What of this project's is on: the order of eviction, warm-ups ahead of need, and the order of the queue."""
+
+    order: str
+    prefetch: bool = False
+    shaped: bool = False
+
+    @property
+    def kv_cache(self) -> dict[str, Any]:
+        """For POST /runtime/policy."""
+        return {"mode": self.order, "prefetch": self.prefetch}
+
+
+MODES: dict[str, Mode | None] = {
     STOCK: None,
-    "lru": {"mode": "lru", "prefetch": False},
-    "ttl": {"mode": "ttl", "prefetch": False},
-    "cachesage": {"mode": "cachesage", "prefetch": False},
-    "cachescout": {"mode": "cachescout", "prefetch": False},
-    "anchors": {"mode": "anchors", "prefetch": False},
-    REACH_ALONE: {"mode": "reach", "prefetch": False},
-    "reach": {"mode": "reach", "prefetch": True},
+    "lru": Mode("lru"),
+    "ttl": Mode("ttl"),
+    "cachesage": Mode("cachesage"),
+    "cachescout": Mode("cachescout"),
+    "anchors": Mode("anchors"),
+    REACH_ALONE: Mode("reach"),
+    "reach": Mode("reach", prefetch=True),
+    SHAPED: Mode("reach", prefetch=True, shaped=True),
 }
-"""Policy -> what POST /runtime/policy is told; None: `ray.serve.llm` as shipped, without this project's layer."""
+"""Policy -> how it is served; None: `ray.serve.llm` as shipped, without this project's layer."""
 
 Row = dict[str, Any]
 

@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-tokens", type=_positive, default=4, help="of an answer (default 4)")
     add("--max-prompt-tokens", type=_positive, default=3072, help="longer prompts are cut (default 3072)")
     add("--replicas", type=_positive, default=1, help="of each of the two applications (default 1)")
+    add("--threads", type=_positive, default=1, help="of each engine on a CPU (default 1)")
     add("--blocks", type=_positive, default=160, help="of 32 tokens, a replica's cache (default 160)")
     add("--out", type=Path, default=OUT, help=f"default {OUT}")
     add("--minutes", type=float, help="begin no cell after so many")

@@ -17,8 +17,9 @@ import httpx
 import yaml
 from ray import serve
 
-from benchmarks.engine.cells import MODES, STOCK
+from benchmarks.engine.cells import MODES, STOCK, Mode
 from benchmarks.engine.drive import Endpoint
+from benchmarks.engine.emptying import NotEmptied, empty
 from cluster.embedded_model import ensure_embedded_model
 from cluster.local import DEFAULT_CONFIG
 from cluster.local_ray import LocalRay
@@ -28,6 +29,7 @@ from cluster.stop_signals import StopSignals
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 60.0
 OURS = "agent-runtime"
+SHAPING = "batch_shaping"
 STOCK_ROUTE = "/stock"
 MAX_TENANTS = 64
 """Each workload is a tenant of its own, so that none is learnt from another."""
@@ -57,11 +59,12 @@ class Servers(Protocol):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What both applications get. blocks: of 32 tokens, a replica; with_stock, with_layer: which of them there are;
-    simulated: a cost model instead of vLLM."""
+    threads: of each engine; simulated: a cost model instead of vLLM."""
 
     replicas: int
     blocks: int
     block_tokens: int = 32
+    threads: int = 1
     with_stock: bool = True
     with_layer: bool = True
     simulated: dict[str, Any] | None = None
@@ -96,8 +99,23 @@ class RuntimeApi:
     def state(self) -> dict[str, Any]:
         return self.call("GET", "/runtime/state")
 
-    def set_policy(self, mode: dict[str, Any]) -> None:
-        self.call("POST", "/runtime/policy", {"name": "kv_cache", **mode})
+    def policy_row(self, name: str) -> dict[str, Any] | None:
+        """None where it isn't configured."""
+        return next((row for row in self.state()["policies"] if row["name"] == name), None)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Raises ServerError for one that isn't configured there."""
+        self.call("POST", "/runtime/policy", {"name": "kv_cache", **mode.kv_cache})
+        row = self.policy_row(SHAPING)
+        if row is not None or mode.shaped:
+            self.call("POST", "/runtime/policy", {"name": SHAPING, "enabled": mode.shaped})
+
+    def mode(self) -> Mode:
+        """As it is now."""
+        cache, shaping = self.policy_row("kv_cache"), self.policy_row(SHAPING)
+        if cache is None:
+            raise ServerError(f"{self.url}: the policy kv_cache isn't configured there")
+        return Mode(cache["mode"], cache["prefetch"]["enabled"], shaping is not None and shaping["enabled"])
 
 
 class RunningServer:
@@ -118,7 +136,7 @@ class RunningServer:
         mode = MODES[policy]
         if mode is None:
             raise ServerError("stock can't be measured on a server that already runs; leave --url out")
-        self._api.set_policy(mode)
+        self._api.set_mode(mode)
         return self._endpoint
 
     def state(self) -> dict[str, Any]:
@@ -126,11 +144,11 @@ class RunningServer:
 
     @contextmanager
     def kept(self) -> Iterator[RunningServer]:
-        before = next(p for p in self.state()["policies"] if p["name"] == "kv_cache")
+        before = self._api.mode()
         try:
             yield self
         finally:
-            self._api.set_policy({"mode": before["mode"], "prefetch": before["prefetch"]})
+            self._api.set_mode(before)
 
 
 @dataclass(slots=True)
@@ -158,10 +176,11 @@ class OwnServers:
             raise ServerError(f"{policy!r} isn't served here; there are: {', '.join(self.policies)}")
         mode = MODES[policy]
         if mode is None:
-            self._reset(STOCK)
-            return Endpoint(self.url + STOCK_ROUTE, self.model, names_sessions=False)
-        self._api.set_policy(mode)
-        self._reset(OURS)
+            endpoint = Endpoint(self.url + STOCK_ROUTE, self.model, names_sessions=False)
+            self._empty(STOCK, endpoint)
+            return endpoint
+        self._api.set_mode(mode)
+        self._empty(OURS, Endpoint(self.url, self.model, self.operator_key))
         if about not in self.tenants:
             self.tenants[about] = self.keys[len(self.tenants) % len(self.keys)]
         return Endpoint(self.url, self.model, self.tenants[about])
@@ -169,14 +188,20 @@ class OwnServers:
     def state(self) -> dict[str, Any]:
         return self._api.state()
 
-    def _reset(self, application: str) -> None:
+    def _empty(self, application: str, endpoint: Endpoint) -> None:
         if self.machine.simulated is not None:
             return  # a new tenant's salt finds nothing; what is left there is nobody's
-        deployments = serve.status().applications[application].deployments
-        for name in deployments:
-            if name.startswith("LLMServer"):
-                handle = serve.get_deployment_handle(name, application)
-                handle.broadcast("reset_prefix_cache").results(timeout_s=CALL_TIMEOUT_S)
+        try:
+            empty(endpoint, self.machine.replicas, lambda: _reset(application))
+        except NotEmptied as error:
+            raise ServerError(str(error)) from error
+
+
+def _reset(application: str) -> None:
+    for name in serve.status().applications[application].deployments:
+        if "LLMServer" in name:
+            handle = serve.get_deployment_handle(name, application)
+            handle.broadcast("reset_prefix_cache").results(timeout_s=CALL_TIMEOUT_S)
 
 
 @contextmanager
@@ -187,34 +212,46 @@ def started(machine: Machine) -> Iterator[OwnServers]:
         LaunchError: one of them didn't start.
         StopRequested: a signal came.
     """
+    with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
+        keys = [secrets.token_hex(16) for _ in range(MAX_TENANTS)]
+        operator_key = secrets.token_hex(16)
+        config = serve_config(machine, Path(folder), keys, operator_key)
+        with deployed(config, machine.replicas if machine.with_layer else 0) as url:
+            yield OwnServers(machine, url, _model_id(), keys, operator_key)
+
+
+@contextmanager
+def deployed(config: dict[str, Any], replicas: int) -> Iterator[str]:
+    """The URL of what a Serve configuration describes, on a Ray of its own, once so many of our replicas answer.
+
+    Raises:
+        LaunchError: an application didn't start.
+        StopRequested: a signal came.
+    """
     stop = StopSignals()
     stop.install()
     cluster = LocalRay()
-    with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
-        port = free_port()
-        keys = [secrets.token_hex(16) for _ in range(MAX_TENANTS)]
-        operator_key = secrets.token_hex(16)
-        config = serve_config(machine, port, Path(folder), keys, operator_key)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            cluster.start()
-            stop.take_over()
-            cluster.deploy(config)
-            for application in config["applications"]:
-                cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
-            if machine.with_layer:
-                wait_until_ready(url, machine.replicas, START_TIMEOUT_S, lambda done, total: None)
-            yield OwnServers(machine, url, _model_id(), keys, operator_key)
-        finally:
-            stop.ignore()
-            cluster.stop()
+    url = f"http://127.0.0.1:{config['http_options']['port']}"
+    try:
+        cluster.start()
+        stop.take_over()
+        cluster.deploy(config)
+        for application in config["applications"]:
+            cluster.wait_until_running(application["name"], START_TIMEOUT_S, lambda done, total: None)
+        if replicas:
+            wait_until_ready(url, replicas, START_TIMEOUT_S, lambda done, total: None)
+        yield url
+    finally:
+        stop.ignore()
+        cluster.stop()
 
 
-def serve_config(machine: Machine, port: int, folder: Path, keys: list[str], operator_key: str) -> dict[str, Any]:
+def serve_config(machine: Machine, folder: Path, keys: list[str], operator_key: str) -> dict[str, Any]:
     """serve_config.yaml with this machine's sizes, and beside it plain `ray.serve.llm` with equal engine_kwargs."""
     content: dict[str, Any] = yaml.safe_load(DEFAULT_CONFIG.read_text(encoding="utf-8"))
-    content["http_options"]["port"] = port
+    content["http_options"]["port"] = _free_port()
     ours = content["applications"][0]
+    ours["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] = str(machine.threads)
     arguments = ours["args"]
     arguments["engine_kwargs"]["num_gpu_blocks_override"] = machine.blocks
     arguments["deployment"]["num_replicas"] = machine.replicas
@@ -277,7 +314,7 @@ def _stock_application(ours: dict[str, Any], machine: Machine) -> dict[str, Any]
     }
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

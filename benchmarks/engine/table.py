@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.engine.cells import MODES, STOCK, Row
@@ -26,12 +26,17 @@ def groups(rows: Iterable[Row]) -> dict[Key, list[Row]]:
 def policy_lines(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One line a policy of one group: means over the seeds, `spread` half of their range, None with one seed.
 
-    `of_bound`: share of the hit rate that MIN would add to stock's (or lru's, without stock) on the same requests.
-    A last line has the bound itself.
+    The base is stock, or lru without it. `of_bound`: share of the hit rate that MIN would add to the base's on the same
+    requests. `ttft_change`, `rate_change`: of mean TTFT and requests a second against the base's, as a share; with
+    several seeds the mean of the seeds' own. A last line has the bound itself.
     """
     by_policy = {name: [row for row in rows if row["policy"] == name] for name in MODES}
     lines = [_line(policy, found) for policy, found in by_policy.items() if found]
     base = next((line for line in lines if line["policy"] in (STOCK, "lru")), None)
+    if base is not None:
+        for line in lines:
+            line["ttft_change"] = _change(by_policy, line["policy"], base["policy"], "ttft_mean_s")
+            line["rate_change"] = _change(by_policy, line["policy"], base["policy"], "requests_per_s")
     bounds = [row["min_hit_rate"] for row in by_policy.get(base["policy"] if base else "", ()) if row["min_hit_rate"]]
     if base is None or not bounds:
         return lines
@@ -40,6 +45,14 @@ def policy_lines(rows: Sequence[Row]) -> list[dict[str, Any]]:
         gap = bound - base["hit_rate"]
         line["of_bound"] = (line["hit_rate"] - base["hit_rate"]) / gap if gap > 0.003 else None
     return [*lines, {"policy": BOUND, "hit_rate": bound, "of_bound": 1.0}]
+
+
+def _change(by_policy: Mapping[str, Sequence[Row]], policy: str, base: str, figure: str) -> float | None:
+    """None where no seed was measured with both."""
+    of_base = {row["seed"]: row[figure] for row in by_policy[base]}
+    pairs = [(row[figure], of_base.get(row["seed"])) for row in by_policy[policy]]
+    found = [value / before - 1.0 for value, before in pairs if before]
+    return statistics.fmean(found) if found else None
 
 
 def _line(policy: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -107,12 +120,19 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
             + (f", {line['errors']} failed" if line["errors"] else ""),
             _figure(line, "hit_rate", 100.0, "%", 1),
             of_bound,
-            *(_figure(line, name, 1.0, " s", 2) for name in ("ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "e2e_mean_s")),
-            _figure(line, "requests_per_s", 1.0, "", 2),
+            _figure(line, "ttft_mean_s", 1.0, " s", 2) + _shown_change(line, "ttft_change"),
+            *(_figure(line, name, 1.0, " s", 2) for name in ("ttft_p50_s", "ttft_p99_s", "e2e_mean_s")),
+            _figure(line, "requests_per_s", 1.0, "", 2) + _shown_change(line, "rate_change"),
             _figure(line, "tokens_per_s", 1.0, "", 0),
         ]
         shown.append(f"| {' | '.join(cells)} |")
     return shown
+
+
+def _shown_change(line: dict[str, Any], name: str) -> str:
+    """Nothing for the base itself."""
+    change = line.get(name)
+    return f" ({change:+.0%})" if change else ""
 
 
 def _figure(line: dict[str, Any], name: str, factor: float, unit: str, digits: int) -> str:

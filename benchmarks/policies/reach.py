@@ -8,6 +8,7 @@ the actor sends them to a busy engine.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ class ReachPolicy:
         self._trim = trim
         self._now_s = 0.0
         self._reach = reach or ReachSettings()
-        self._model = TransitionModel()
+        self._models: defaultdict[str, TransitionModel] = defaultdict(TransitionModel)
         self._values = values
         self._directory: OwnerDirectory
         self._owner_of: list[BlockOwner | None] = []
@@ -68,14 +69,20 @@ class ReachPolicy:
         self._queue.duplicates = self._duplicates
         return self._queue
 
+    def workload_of(self, request: Request) -> str:
+        """Whose transitions it belongs to."""
+        return WORKLOAD
+
     def arrive(self, request: Request, index: int, now_s: float) -> None:
         self._now_s = now_s
-        self._model.observe(request.session, request.agent, now_s)
+        workload = self.workload_of(request)
+        self._models[workload].observe(request.session, request.agent, now_s)
         if index % TABLES_EVERY == 0:
-            tables = compute_tables(self._model, self._reach, WORKLOAD)
-            self._directory.set_tables(self._trim(tables) if self._trim else tables)
+            for name, model in self._models.items():
+                tables = compute_tables(model, self._reach, name)
+                self._directory.set_tables(self._trim(tables) if self._trim else tables)
         digests = [_digest(content) for content in request.blocks]
-        tag = OwnerTag(WORKLOAD, request.agent, request.session)
+        tag = OwnerTag(workload, request.agent, request.session)
         self._claim = self._directory.arrive(str(index), tag, digests)
         self._hits = len(request.blocks)
         for position in reversed(self._claim.moved):
@@ -112,8 +119,9 @@ class ReachPolicy:
         self._directory.counted(self._claim.request_id, self._hits, len(request.blocks) - 1)
         self._directory.finished(self._claim.request_id)
         if request.final:
-            self._model.end(request.session, now_s)
-            self._directory.end(WORKLOAD, request.session)
+            workload = self.workload_of(request)
+            self._models[workload].end(request.session, now_s)
+            self._directory.end(workload, request.session)
 
     def _set_owner(self, block: Block, position: int) -> bool:
         """Whether the block got another owner than it had."""

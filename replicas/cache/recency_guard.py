@@ -12,7 +12,7 @@ MOST_BEHIND = 0.5
 MOST_CREDIT = 2.0
 """How much of what they were ahead before may be lost again first, in blocks of the whole cache."""
 
-FIRST_REST = 8.0
+FIRST_REST = 1.0
 """For how many blocks of prompts stock order is then used, in blocks of the whole cache."""
 
 LONGEST_REST = 512.0

@@ -71,6 +71,7 @@ class SimulatedCore:
         )
         self.adapters = SimulatedAdapters(cost.adapter_slots, cost.adapter_load_s)
         self.running = 0
+        self._prefilling = 0
         self.is_dead = False
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -119,7 +120,11 @@ class SimulatedCore:
             await self.adapters.use(request.prompt.lora_name)
         allocation = await self._admit(request)
         try:
-            await self._prefill(request, allocation)
+            try:
+                await self._prefill(request, allocation)
+            finally:
+                self._prefilling -= 1
+                self._wake_next()
             for token in range(1, request.max_tokens + 1):
                 await self._spend(self.cost.decode_s_per_token, shared=True)
                 yield token
@@ -135,10 +140,12 @@ class SimulatedCore:
         try:
             while True:
                 allocation = None
-                if self._waiters[0] is waiter and self.running < self.cost.max_num_seqs:
+                # As in vLLM, where a prompt that is being computed takes the whole step and leaves the others waiting.
+                if self._waiters[0] is waiter and not self._prefilling and self.running < self.cost.max_num_seqs:
                     allocation = self.cache.allocate(claim, hashes, prompt_tokens, prompt_tokens + request.max_tokens)
                 if allocation is not None:
                     self.running += 1
+                    self._prefilling += 1
                     return allocation
                 waiter.admitted.clear()
                 await waiter.admitted.wait()

@@ -83,6 +83,15 @@ def test_a_prefix_is_found_again_but_for_the_last_block() -> None:
     asyncio.run(scenario())
 
 
+def test_a_prompt_that_comes_while_another_is_computed_finds_what_that_left() -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(INSTANT)
+        found = await asyncio.gather(*(run_request(core, number, "a" * 9) for number in range(3)))
+        assert found == [0, 8, 8]
+
+    asyncio.run(scenario())
+
+
 def test_a_salt_keeps_caches_apart() -> None:
     async def scenario() -> None:
         core = SimulatedCore(INSTANT)
