@@ -27,6 +27,7 @@ def client() -> OpenAIChatCompletionClient:
             vision=False, function_calling=False, json_output=False, family="unknown", structured_output=False
         ),
         max_tokens=32,
+        temperature=0.0,
         # Identity in one line, with a client an agent:
         # default_headers={"x-session-id": task_id, "x-claude-code-agent-id": "planner"},
     )

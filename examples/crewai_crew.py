@@ -24,6 +24,8 @@ def llm() -> LLM:
         base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
         max_tokens=48,
+        # CrewAI takes an empty answer for a failure, and a small model that draws its words gives one now and then.
+        temperature=0.0,
         # Identity in one line, with an LLM an agent:
         # default_headers={"x-session-id": task_id, "x-claude-code-agent-id": "gardener"},
     )

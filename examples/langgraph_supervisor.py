@@ -17,6 +17,7 @@ model = ChatOpenAI(
     base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
     api_key=SecretStr(os.environ.get("OPENAI_API_KEY", "none")),
     max_completion_tokens=48,
+    temperature=0.0,
     # Identity in one line, with a model object a node:
     # default_headers={"x-session-id": task_id, "x-claude-code-agent-id": "supervisor"},
 )

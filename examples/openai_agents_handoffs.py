@@ -17,7 +17,8 @@ from openai import AsyncOpenAI
 
 MODEL = "smollm2-135m-instruct"
 # The small model would not hand over by itself: one handoff to choose from, and some tool is required.
-HAND_OVER = ModelSettings(tool_choice="required", max_tokens=128)
+# It takes the likeliest words: drawn ones may fill the limit before the call is closed.
+HAND_OVER = ModelSettings(tool_choice="required", max_tokens=128, temperature=0.0)
 
 clerk = Agent(
     name="clerk",
@@ -25,7 +26,7 @@ clerk = Agent(
     instructions="You are the clerk of a parcel service. Close the case with one polite sentence.",
     # Over Responses the SDK takes an answer that was cut at its limit for a failure, and the small model
     # may go on for ever: one sentence is all that is asked for.
-    model_settings=ModelSettings(max_tokens=512, extra_body={"stop": [".", "!", "?", "\n"]}),
+    model_settings=ModelSettings(max_tokens=512, temperature=0.0, extra_body={"stop": [".", "!", "?", "\n"]}),
 )
 tracer = Agent(
     name="tracer",

@@ -39,7 +39,9 @@ def prompt(role: str, history: History) -> History:
 
 
 def plan(client: OpenAI, history: History) -> str:
-    answer = client.chat.completions.create(model=MODEL, messages=prompt(PLANNER, history), max_tokens=32)
+    answer = client.chat.completions.create(
+        model=MODEL, messages=prompt(PLANNER, history), max_tokens=32, temperature=0.0
+    )
     return answer.choices[0].message.content or ""
 
 
@@ -48,6 +50,7 @@ def write(client: OpenAI, history: History) -> str:
         model=MODEL,
         messages=prompt(WRITER, history),
         max_tokens=32,
+        temperature=0.0,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -59,14 +62,24 @@ async def check(client: AsyncOpenAI, history: History) -> str:
     create = client.chat.completions.create
     chosen: Any = {"type": "function", "function": {"name": "count_words"}}
     asked = await create(
-        model=MODEL, messages=prompt(CHECKER, history), max_tokens=32, tools=[COUNT_WORDS], tool_choice=chosen
+        model=MODEL,
+        messages=prompt(CHECKER, history),
+        max_tokens=32,
+        temperature=0.0,
+        tools=[COUNT_WORDS],
+        tool_choice=chosen,
     )
     message = asked.choices[0].message
     history.append(message.model_dump(exclude_none=True))
     for call in message.tool_calls or ():
         history.append({"role": "tool", "tool_call_id": call.id, "content": "42"})
     answer = await create(
-        model=MODEL, messages=prompt(CHECKER, history), max_tokens=32, tools=[COUNT_WORDS], tool_choice="none"
+        model=MODEL,
+        messages=prompt(CHECKER, history),
+        max_tokens=32,
+        temperature=0.0,
+        tools=[COUNT_WORDS],
+        tool_choice="none",
     )
     return answer.choices[0].message.content or ""
 

@@ -20,7 +20,10 @@ model = OpenAIChatModel(
     ),
 )
 # Identity in one line, an agent or a run: ModelSettings(extra_headers={"x-session-id": task_id})
-SHORT = ModelSettings(max_tokens=48)
+# Without drawing words a run repeats: an empty answer, which the small model gives now and then, ends one.
+SHORT = ModelSettings(max_tokens=48, temperature=0.0)
+# The small model puts much white space into its JSON.
+VERDICT = ModelSettings(max_tokens=160, temperature=0.0)
 
 
 class Verdict(BaseModel):
@@ -46,7 +49,7 @@ def main(task: str) -> None:
     dish = cook.run_sync("Cook it.", message_history=found.all_messages(), model_settings=SHORT)
     print(f"cook: {dish.output!r}")
     try:
-        verdict = critic.run_sync("Is it good?", message_history=dish.all_messages(), model_settings=SHORT, retries=0)
+        verdict = critic.run_sync("Is it good?", message_history=dish.all_messages(), model_settings=VERDICT, retries=0)
         print(f"critic: {verdict.output!r}")
     except UnexpectedModelBehavior as error:
         print(f"critic: no verdict ({error})")

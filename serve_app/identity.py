@@ -21,12 +21,11 @@ a hash keyed with the application's secret and the tenant, so ids can't be forge
 client id of two tenants is two sessions.
 """
 
-import functools
 import hashlib
 import itertools
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ from serve_app.recognition.canonical import (
     text_of,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
-from serve_app.recognition.quotes import Line, QuoteIndex, Reading, lines_of, lines_of_answer, lines_of_messages
+from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
 from serve_app.recognition.templates import TemplateIndex
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
@@ -114,7 +113,7 @@ class Resolved:
     identity: Identity
     agent: _Agent
     claim: Claim | None
-    lines: list[Line]
+    lines: Sequence[int]
     accepted: bool = False
 
 
@@ -205,7 +204,7 @@ class IdentityResolver:
 
     def _session(
         self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any], reading: Reading
-    ) -> tuple[str, str, Claim | None, list[Line]]:
+    ) -> tuple[str, str, Claim | None, Sequence[int]]:
         declared, source = _declared(headers, body, SESSION_HEADERS, SESSION_FIELDS)
         messages: Any = body.get("messages")
         if not isinstance(messages, list):
@@ -213,27 +212,28 @@ class IdentityResolver:
         if declared is not None:
             count = leading_count(messages)
             told = [*messages[:count], *_first_user(messages[count:]), *messages[-NEWS_MESSAGES:]]
-            return self.session_id(tenant, declared), source, None, lines_of_messages(told)
+            return self.session_id(tenant, declared), source, None, list(lines_of_messages(told))
         if not messages:
             return self._id("s", tenant, secrets.token_bytes(16)), "new", None, []
-        read: list[Line] = []
+        read: list[int] = []
         claim = self.conversations.match(
             tenant,
             agent.speaker,
             messages,
-            functools.cache(lambda: self._votes(tenant, agent, reading, read)),
+            _Once(lambda: self._votes(tenant, agent, reading, read)),
             lambda other: self.templates.are_alike(tenant, agent.text, other),
         )
         # A history that is known up to some message was read up to there when it was sent.
-        lines = lines_of_messages(messages[claim.known_messages :]) if claim.known_messages else read
+        lines = list(lines_of_messages(messages[claim.known_messages :])) if claim.known_messages else read
         if claim.session is not None:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines
 
-    def _votes(self, tenant: str, agent: _Agent, reading: Reading, read: list[Line]) -> dict[str, int]:
-        """Puts the lines that it had to look at into `read`."""
-        system, conversation = lines_of(reading.system), lines_of(reading.conversation)
-        read += system + conversation
+    def _votes(self, tenant: str, agent: _Agent, reading: Reading, read: list[int]) -> dict[str, int]:
+        """Puts the keys of the lines that it had to look at into `read`."""
+        system, conversation = reading.system, reading.conversation
+        read += system
+        read += conversation
         return self.quotes.vote(tenant, conversation, system, agent.id, agent.speaker)
 
     def _id(self, prefix: str, tenant: str, content: bytes) -> str:
@@ -242,6 +242,21 @@ class IdentityResolver:
             b"%s%d:%s%s" % (prefix.encode(), len(name), name, content), digest_size=8, key=self._key
         )
         return f"{prefix}-{hashed.hexdigest()}"
+
+
+class _Once:
+    """What `make` gives, made when it is first asked for; a wrapper by `functools.cache` costs 10 us."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], dict[str, int]]) -> None:
+        self._make = make
+        self._made: dict[str, int] | None = None
+
+    def __call__(self) -> dict[str, int]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 def fold_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -304,9 +319,10 @@ def _first_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_final(headers: Mapping[str, str], body: Mapping[str, Any]) -> bool:
-    if any(headers.get(name, "").strip().lower() in ("true", "1") for name in FINAL_HEADERS):
-        return True
-    return any(_at(body, path) is True for path in FINAL_FIELDS)
+    for name in FINAL_HEADERS:
+        if name in headers and headers[name].strip().lower() in ("true", "1"):
+            return True
+    return any(path[0] in body and _at(body, path) is True for path in FINAL_FIELDS)
 
 
 def preamble_of(prompt: Any) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from serve_app.engine_api import ChatCompletionRequest, CompletionRequest, VLLMClientError
+from serve_app.engine_api import MAX_STOP_STRINGS, ChatCompletionRequest, CompletionRequest, VLLMClientError
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import bad_request, from_pydantic
 from serve_app.http.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
@@ -40,7 +40,7 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
         ApiError: 400 naming the field.
     """
     fields = {name: value for name, value in body.items() if value is not None}
-    check_fields(endpoint, fields)
+    check_fields(endpoint, fields, MAX_STOP_STRINGS)
     check_numbers(endpoint, fields, limits)
     if fields.get("use_beam_search"):
         raise bad_request("`use_beam_search` is not supported here.", "use_beam_search", "unsupported_value")
@@ -184,6 +184,8 @@ def check_numbers(endpoint: str, fields: dict[str, Any], limits: Limits) -> None
         lowest = 0 if endpoint == COMPLETIONS and fields.get("echo") else 1
         if isinstance(value, int) and not isinstance(value, bool) and value < lowest:
             raise bad_request(f"`{name}` must be at least {lowest}.", name, "invalid_value")
+        if value is not None and fields.get("min_tokens", 0) > value:
+            raise bad_request(f"`min_tokens` must be at most `{name}`.", "min_tokens", "invalid_value")
     choices = fields.get("n")
     if isinstance(choices, int) and not 1 <= choices <= limits.max_choices:
         raise bad_request(f"`n` must be from 1 to {limits.max_choices}.", "n", "invalid_value")

@@ -27,6 +27,7 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 _FIELD = re.compile(r"^[A-Za-z_][A-Za-z0-9_\-]{0,63}$")
 _CONTEXT = re.compile(r"maximum context length|longer than the maximum model length|max_model_len", re.IGNORECASE)
+_SUBJECT = re.compile(r"([a-z]+(?:_[a-z]+)+|stop|n) (?:must|cannot) ")
 _VALUE_TAIL = re.compile(r" \(parameter=.*\Z", re.DOTALL)
 
 
@@ -191,8 +192,14 @@ def from_engine(error: dict[str, Any], usable_tokens: int, model_tokens: int) ->
     if status >= 500 and status != 503:
         return ApiError(500, "The engine failed while it ran this request.", code="engine_error")
     param = error.get("param")
-    known = param if isinstance(param, str) and _looks_like_path(param) else None
+    known = param if isinstance(param, str) and _looks_like_path(param) else _named_in(message)
     return ApiError(status, message, param=known, code="invalid_value" if status < 500 else "unavailable")
+
+
+def _named_in(message: str) -> str | None:
+    """The engine says of some fields what is wrong, and names them in its text alone."""
+    named = _SUBJECT.match(message)
+    return named.group(1) if named else None
 
 
 def _looks_like_path(param: str) -> bool:

@@ -3,6 +3,7 @@
 Those turn "yes" into true and true into 1; a client that sends such has a fault it should hear of.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,20 +22,35 @@ _BOOLS = frozenset(
 _INTEGERS = frozenset(
     {
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tool_calls"),
-        *("n", "seed", "top_logprobs", "top_k", "best_of"),
+        *("n", "seed", "top_logprobs", "top_k", "best_of", "min_tokens"),
     }
 )
-_NUMBERS = frozenset({"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"})
+_NUMBERS = frozenset({"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"})
 _OBJECTS = frozenset({"metadata", "stream_options", "logit_bias"})
 _RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "min_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "best_of": (1, 20),
 }
 
 
-def check_fields(endpoint: str, fields: Mapping[str, Any]) -> None:
-    """Raises ApiError 400 naming the field and what is allowed."""
+_ABOVE_ZERO: Mapping[str, float] = {"top_p": 1.0, "repetition_penalty": math.inf}
+"""The highest value of what must not be 0."""
+
+STOPS = ("stop", "stop_sequences")
+BIAS = 100
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+def check_fields(endpoint: str, fields: Mapping[str, Any], max_stops: int = 4) -> None:
+    """Raises ApiError 400 naming the field and what is allowed.
+
+    Fields that another route alone has are checked as well: what is ignored should not be wrong in silence.
+    """
     for name, value in fields.items():
         kind = _expected(endpoint, name)
         if kind and not _fits(kind, value):
@@ -42,6 +58,43 @@ def check_fields(endpoint: str, fields: Mapping[str, Any]) -> None:
         if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
             low, high = _RANGES[name]
             raise bad_request(f"`{name}` must be from {low:g} to {high:g}.", name, "invalid_value")
+        if name in _ABOVE_ZERO and not 0 < value <= _ABOVE_ZERO[name]:
+            most = f" and at most {_ABOVE_ZERO[name]:g}" if _ABOVE_ZERO[name] < math.inf else ""
+            raise bad_request(f"`{name}` must be more than 0{most}.", name, "invalid_value")
+        if name in STOPS:
+            _check_stops(name, value, max_stops)
+    if "logit_bias" in fields:
+        _check_bias(fields["logit_bias"])
+    if "response_format" in fields:
+        check_format(fields["response_format"], "response_format")
+
+
+def _check_stops(name: str, value: Any, most: int) -> None:
+    texts = [value] if name == "stop" and isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        kind = "a string or an array of strings" if name == "stop" else "an array of strings"
+        raise bad_request(f"`{name}` must be {kind}, none of them empty.", name, "invalid_value")
+    if len(texts) > most:
+        raise bad_request(f"`{name}` must have at most {most} entries.", name, "invalid_value")
+
+
+def _check_bias(biases: Mapping[str, Any]) -> None:
+    """What is no token of the model's the engine refuses."""
+    for token, bias in biases.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10 and int(token) <= MAX_TOKEN_ID):
+            raise bad_request("`logit_bias` must have token ids as its keys.", "logit_bias", "invalid_value")
+        if not _fits("a number", bias) or not -BIAS <= bias <= BIAS:
+            message = f"`logit_bias` must have numbers from {-BIAS} to {BIAS} as its values."
+            raise bad_request(message, "logit_bias", "invalid_value")
+
+
+def check_format(given: Any, path: str) -> None:
+    """A format of the answer, where it stands in a request."""
+    if not isinstance(given, dict):
+        raise bad_request(f"`{path}` must be an object.", path, "invalid_value")
+    if given.get("type") not in FORMATS:
+        allowed = ", ".join(FORMATS)
+        raise bad_request(f"`{path}.type` must be one of {allowed}.", f"{path}.type", "invalid_value")
 
 
 def check_role(role: Any, path: str) -> None:

@@ -218,11 +218,12 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
         content = message.get("content")
         # Clients may tidy up what they keep.
         text = (content if isinstance(content, str) else text_of(content)).strip()
-        if "\r" in text or not text.isascii():
+        if not text.isascii() or "\r" in text:
             text = composed(text.replace("\r\n", "\n"))
-        calls, answers = message.get("tool_calls"), message.get("tool_call_id")
         key = hash((key, role, text))
-        if calls or answers:
-            key = hash((key, canonical_json(calls or ()), str(answers or "")))
+        if len(message) > 2:
+            calls, answers = message.get("tool_calls"), message.get("tool_call_id")
+            if calls or answers:
+                key = hash((key, canonical_json(calls or ()), str(answers or "")))
         keys.append(key)
     return keys, has_assistant

@@ -14,7 +14,7 @@ further sessions were fixed roles after all: a template with many of them is giv
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from runtime_actor.fair_map import FairMap
@@ -98,7 +98,7 @@ class TemplateIndex:
         if text is None:
             system, asked = read()
             said = {**asked, **system}
-            lines = {key: len(line) for key, line in said.items()}
+            lines = dict(zip(said, map(len, said.values()), strict=True))
             text = known[digest] = _Text(tenant, lines, frozenset(system), scope)
             text.template = self._template_of(text, said)
             self._remember(text)
@@ -136,10 +136,15 @@ class TemplateIndex:
 
     def _remember(self, text: _Text) -> None:
         by_line = self._by_line.part(text.tenant)
-        for key in [key for key in text.lines if key in by_line]:
-            by_line[key] = (*by_line[key], text)[-MAX_TEXTS_PER_LINE:]
-            by_line.move_to_end(key)
-        by_line.update(dict.fromkeys((key for key in text.lines if key not in by_line), (text,)))
+        new: Iterable[int] = text.lines
+        if not by_line.keys().isdisjoint(new):
+            new = [key for key in text.lines if key not in by_line]
+            for key in [key for key in text.lines if key in by_line]:
+                by_line[key] = (*by_line[key], text)[-MAX_TEXTS_PER_LINE:]
+                by_line.move_to_end(key)
+        alone = (text,)
+        for key in new:
+            by_line[key] = alone
         self._by_line.trim(text.tenant)
 
     def _template_of(self, text: _Text, said: dict[int, str]) -> Template | None:
@@ -175,10 +180,10 @@ class TemplateIndex:
 
     def _alike(self, text: _Text) -> list[_Text]:
         """Texts of the same scope that share sentences with this one, most first."""
-        shared: Counter[_Text] = Counter()
         by_line = self._by_line.part(text.tenant)
         if by_line.keys().isdisjoint(text.lines):
             return []
+        shared: Counter[_Text] = Counter()
         for key, size in text.lines.items():
             for other in by_line.get(key, ()):
                 if other.scope == text.scope:

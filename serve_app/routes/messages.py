@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from runtime_actor.messages import RequestAccepted
 from serve_app import preparation
 from serve_app.engine_api import (
+    MAX_STOP_STRINGS,
     AnthropicMessagesRequest,
     AnthropicServingMessages,
     VLLMClientError,
 )
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
-from serve_app.http.field_checks import CHAT
+from serve_app.http.field_checks import CHAT, MESSAGES, check_fields
 from serve_app.recognition.canonical import strip_billing
 from serve_app.routes.route import Route, event
 from serve_app.streaming import DONE
@@ -40,7 +41,11 @@ class MessagesRoute(Route):
         self._converter = _Converter()
 
     def prepare(self, body: Mapping[str, Any], limits: preparation.Limits) -> dict[str, Any]:
-        return preparation.prepare(CHAT, chat_body(AnthropicMessagesRequest, body), limits)
+        # Under the client's own names, which the converter changes, and what it would drop in silence.
+        fields = {name: value for name, value in body.items() if value is not None}
+        check_fields(MESSAGES, fields, MAX_STOP_STRINGS)
+        preparation.check_numbers(MESSAGES, fields, limits)
+        return preparation.prepare(CHAT, chat_body(AnthropicMessagesRequest, fields), limits)
 
     def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
         usage = getattr(first, "usage", None)

@@ -11,10 +11,16 @@ from pydantic import ValidationError
 from replicas.responses_call import ResponsesCall
 from runtime_actor.messages import RequestAccepted
 from serve_app import preparation
-from serve_app.engine_api import ResponsesRequest, VLLMClientError, construct_input_messages, construct_tool_dicts
+from serve_app.engine_api import (
+    MAX_STOP_STRINGS,
+    ResponsesRequest,
+    VLLMClientError,
+    construct_input_messages,
+    construct_tool_dicts,
+)
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
-from serve_app.http.field_checks import RESPONSES, check_fields
+from serve_app.http.field_checks import RESPONSES, check_fields, check_format
 from serve_app.http.structured_outputs import check_structured_outputs
 from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 from serve_app.routes.route import Route, event
@@ -32,7 +38,9 @@ class ResponsesRoute(Route):
 
     def prepare(self, body: Mapping[str, Any], limits: preparation.Limits) -> dict[str, Any]:
         fields = {name: value for name, value in body.items() if value is not None}
-        check_fields(RESPONSES, fields)
+        check_fields(RESPONSES, fields, MAX_STOP_STRINGS)
+        if isinstance(fields.get("text"), dict) and fields["text"].get("format") is not None:
+            check_format(fields["text"]["format"], "text.format")
         preparation.check_numbers(RESPONSES, fields, limits)
         for name in STORED:
             if fields.get(name) not in (None, False):

@@ -37,7 +37,7 @@ LINES = {
             f'client_kwargs={{"default_headers": {BOTH}}}',
         )
     ],
-    "pydantic_ai_team": [("ModelSettings(max_tokens=48)", f"ModelSettings(max_tokens=48, extra_headers={SESSION})")],
+    "pydantic_ai_team": [("temperature=0.0)", f"temperature=0.0, extra_headers={SESSION})")],
     "crewai_crew": [("# " + SHOWN % "gardener", f"default_headers={BOTH}")],
     "metagpt_company": [
         ("# member.llm.aclient = ", "member.llm.aclient = "),

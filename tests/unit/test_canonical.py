@@ -71,6 +71,13 @@ def test_tools_by_content_not_order() -> None:
     assert digest_of_tools(None) == digest_of_tools([])
 
 
+def test_tools_of_one_name_and_of_none_by_content_not_order() -> None:
+    one = {"type": "function", "function": {"name": "a", "description": "One."}}
+    two = {"type": "function", "function": {"name": "a", "description": "Two."}}
+    for tools in ([one, two], [one, {"type": "web_search"}], [one, {"type": "function", "function": {"name": 3}}]):
+        assert digest_of_tools(tools) == digest_of_tools(tools[::-1]) != digest_of_tools([one])
+
+
 def test_tools_with_a_number_beyond_64_bits() -> None:
     tools = [{"name": "a", "maximum": 2**64}, {"name": "b", "maximum": 1}]
     assert digest_of_tools(tools) == digest_of_tools(tools[::-1])

@@ -87,6 +87,9 @@ def test_engine_errors() -> None:
     assert inner.status == 500 and "Traceback" not in inner.message
     odd = from_engine({"message": "bad", "code": 400, "param": "what the user wrote"}, 1, 1)
     assert odd.param is None
+    named = from_engine({"message": "bad_words cannot contain an empty string.", "code": 400}, 1, 1)
+    assert named.param == "bad_words"
+    assert from_engine({"message": "your_own words must go", "code": 400}, 1, 1).param is None
     assert from_engine({"code": "??"}, 1, 1).status == 500
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from serve_app.http.errors import ApiError
-from serve_app.http.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
+from serve_app.http.field_checks import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    check_fields,
+    check_prompt,
+    check_role,
+    check_tool_calls,
+)
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -31,6 +39,20 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         (COMPLETIONS, "best_of", -1),
         (COMPLETIONS, "best_of", "x"),
         (COMPLETIONS, "echo", "no"),
+        (CHAT, "temperature", -0.1),
+        (CHAT, "temperature", 3),
+        (CHAT, "top_p", 0),
+        (CHAT, "top_p", 1.1),
+        (CHAT, "min_p", 2),
+        (CHAT, "top_k", -2),
+        (CHAT, "min_tokens", -1),
+        (CHAT, "repetition_penalty", 0),
+        (CHAT, "stop", ""),
+        (CHAT, "stop", ["a", ""]),
+        (CHAT, "stop", [1]),
+        (CHAT, "stop", 5),
+        (MESSAGES, "stop_sequences", "a"),
+        (CHAT, "response_format", "json"),
     ],
 )
 def test_a_wrong_field_is_named(endpoint: str, name: str, value: Any) -> None:
@@ -40,7 +62,32 @@ def test_a_wrong_field_is_named(endpoint: str, name: str, value: Any) -> None:
     assert f"`{name}` must be" in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["stop", "stop_sequences"])
+def test_as_many_stops_as_the_engine_takes(name: str) -> None:
+    check_fields(CHAT, {name: ["a"] * 4})
+    check_fields(CHAT, {name: ["a"] * 16}, max_stops=16)
+    with pytest.raises(ApiError, match="at most 4") as caught:
+        check_fields(CHAT, {name: ["a"] * 5})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("bias", [{"x": 1}, {"-1": 1}, {"": 1}, {"²": 1}, {"9" * 40: 1}, {"5": 101}, {"5": "x"}])
+def test_biases(bias: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="`logit_bias` must have") as caught:
+        check_fields(CHAT, {"logit_bias": bias})
+    assert caught.value.param == "logit_bias"
+    check_fields(CHAT, {"logit_bias": {"5": -100, "6": 100, "0": 0.5}})
+
+
+def test_formats() -> None:
+    with pytest.raises(ApiError, match="json_schema") as caught:
+        check_fields(CHAT, {"response_format": {"type": "yaml"}})
+    assert caught.value.param == "response_format.type"
+    check_fields(CHAT, {"response_format": {"type": "json_object"}})
+
+
 def test_what_clients_send_passes() -> None:
+    check_fields(CHAT, {"temperature": 2, "top_p": 1, "top_k": -1, "min_p": 0, "stop": "a", "repetition_penalty": 1.1})
     check_fields(CHAT, {"stream": True, "max_tokens": 5, "temperature": 0, "top_p": 0.5, "logprobs": True, "n": 1})
     check_fields(COMPLETIONS, {"logprobs": 5, "echo": False, "best_of": 2, "seed": -3, "metadata": {"a": "b"}})
     check_fields(CHAT, {"own_field": object()})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import string
 import time
 
 import pytest
 
 from serve_app.recognition.canonical import canonical_text
-from serve_app.recognition.noise import MAX_PLACES, without_noise
+from serve_app.recognition.noise import MAX_PLACES, _digit_places, without_noise
 
 SAME = [
     ("Current time: 10:31 Uhr", "Current time: 11:02 Uhr"),
@@ -228,6 +230,22 @@ def test_noise_is_looked_for_near_either_end_of_a_text_full_of_digits() -> None:
     filling = "7 8 " * MAX_PLACES
     assert without_noise(f"Now 10:31:05. {filling}") == f"Now #. {filling}"
     assert without_noise(f"{filling}Now 10:31:05.") == f"{filling}Now #."
+
+
+@pytest.mark.parametrize("alphabet", ["07 a-", "1é:年 Z", "9\n?_x"])
+def test_places_are_first_digits_of_words_and_digits_before_a_letter(alphabet: str) -> None:
+    def kind(char: str) -> str:
+        return "digit" if char in string.digits else "letter" if char.isalpha() or char in "?é年" else ""
+
+    random_ = random.Random(11)
+    for size in [0, 1, 2, *[60] * 100]:
+        text = "".join(random_.choices(alphabet, k=size))
+        kinds = [kind(char) for char in text]
+        pairs = list(itertools.pairwise(kinds))
+        heads = {at + 1 for at, pair in enumerate(pairs) if pair == ("", "digit")}
+        assert _digit_places(text) == sorted(
+            heads | {at for at, pair in enumerate(pairs) if pair == ("digit", "letter")}
+        )
 
 
 def test_any_text_is_answered() -> None:

@@ -9,8 +9,10 @@ import pytest
 from serve_app.identity import IdentityResolver, Resolved
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.quotes import (
+    ALWAYS_READ,
     MAX_HANDED_OVER,
     MAX_LINES_PER_TEXT,
+    MAX_PROMPT_CHARS,
     MAX_WAITING,
     QuoteIndex,
     lines_of_answer,
@@ -154,6 +156,19 @@ def test_a_refused_request_leaves_no_lines(team: Team) -> None:
 def test_a_declared_session_is_quoted_as_well(team: Team) -> None:
     first = team.send(ROLES[0], TASKS[0], "Ask the harbour master for the list of boats.", session_id="s1")
     assert team.send(ROLES[1], "Do: Ask the harbour master for the list of boats.") == first
+
+
+def test_of_long_messages_the_newest_two_and_the_oldest_are_read() -> None:
+    long = "A filling sentence of which there are many. " * (MAX_PROMPT_CHARS // 40)
+    messages = [{"role": "user", "content": f"This is what message number {n} alone says. {long}"} for n in range(6)]
+    lines = lines_of_messages(messages).values()
+    told = [line.split()[5] for line in lines if line.startswith("This is what")]
+    assert told == ["5", "0", "4"] and len(told) == ALWAYS_READ
+
+
+def test_a_colon_ends_what_is_compared_as_a_stop_does() -> None:
+    said = "The boats lie at the northern pier."
+    assert lines_of_answer(f"The harbour master answers: {said}").keys() >= lines_of_answer(said).keys()
 
 
 def test_bounded() -> None:
