@@ -91,11 +91,14 @@ class Template:
 
     def fill(self, found: list[Place]) -> list[dict[str, Any]]:
         """The calls' arguments, at most MAX_CALLS: as many as there are values at the paths. Where several paths have
-        several values, their first belong together, then their second; a single value belongs to all."""
+        several values, their first belong together, then their second; a single value of a path with fewer `*`
+        belongs to all."""
         values = {name: [value for at, value in found if at == path] for name, path in self.linked}
         count = max(map(len, values.values()), default=0)
-        if any(len(some) not in (1, count) for some in values.values()):
-            return []
+        stars = max(path.count("*") for _, path in self.linked)
+        for name, path in self.linked:
+            if len(values[name]) != count and (len(values[name]) != 1 or path.count("*") == stars):
+                return []
         rest = json.loads(self.constant)
         return [
             {**rest, **{name: some[index if len(some) > 1 else 0] for name, some in values.items()}}

@@ -52,8 +52,8 @@ Identify = Callable[[str, str, str | None, Mapping[str, Any]], ToolCall | None]
 
 @dataclass(slots=True)
 class Rule:
-    """`tool` of `version` follows, as `how` says: a template, or the arguments themselves. `rest` has the arguments that
-    don't tell calls apart, as they last were. `tries` has those that are still waited for."""
+    """`tool` of `version` follows, as `how` says: a template, or the arguments themselves. `rest` has the arguments
+    that don't tell calls apart, as they last were. `tries` has those that are still waited for."""
 
     tool: str
     version: str | None
@@ -170,7 +170,8 @@ class NextCalls:
         if rule is None:
             if len(rules) >= MAX_RULES:
                 del rules[min(rules, key=lambda other: rules[other].hits)]
-            rules[key] = Rule(call.tool, call.version, made or dict(call.arguments), rest)
+            told = {name: value for name, value in call.arguments.items() if name not in call.ignored}
+            rules[key] = Rule(call.tool, call.version, made or told, rest)
             self._rules.trim(tenant)
             return
         rule.rest = rest

@@ -137,6 +137,15 @@ class MemoPolicy(Policy):
         self._counts["too_long" if digest is None else "asked"] += 1
         return MemoKey(tenant, tool, digest, allowed) if digest is not None else None
 
+    def key_ahead(self, tenant: str, tool: str, version: str | None, arguments: Mapping[str, Any]) -> MemoKey | None:
+        """None: this call must not be run before somebody makes it."""
+        call = self._identify(tenant, tool, version, arguments)
+        allowed = self._allowed(tenant, tool, version)
+        if call is None or allowed is None or not call.may_run_ahead:
+            self._counts["ahead_not_allowed"] += 1
+            return None
+        return MemoKey(tenant, tool, call.digest, allowed)
+
     # --- predict ----------------------------------------------------------------------------------------
 
     def called(self, session: str, key: MemoKey, version: str | None, arguments: Mapping[str, Any]) -> list[ToolCall]:
