@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 4
 MAX_QUEUED = 16
+CLOSE_WAIT_S = 2.0
+"""What closing waits for look-ups under way, so that no run is promised that nobody makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,10 @@ class PlainAhead:
         self.offers: dict[str, Offer] = {}
         self._way = way
         self._at_once = at_once
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._queue: deque[Expected] = deque()
         self._threads = 0
+        self._asking = 0
         self._tickets: dict[str, Offer] = {}
         self._is_closed = False
 
@@ -102,14 +105,26 @@ class PlainAhead:
                     self._threads -= 1
                     return
                 call = self._queue.popleft()
-            self._run(call)
+                self._asking += 1
+            ticket = self._ask(call)
+            if ticket is not None:
+                self._run(call, ticket)
 
-    def _run(self, call: Expected) -> None:
+    def _ask(self, call: Expected) -> str | None:
+        """The right to run it, unless the end came meanwhile."""
         ticket = self._way.ticket_ahead(call.tool, call.offer.version, call.arguments)
-        if ticket is None:
-            return
         with self._lock:
-            self._tickets[ticket] = call.offer
+            is_late = self._is_closed
+            if ticket is not None and not is_late:
+                self._tickets[ticket] = call.offer
+        if ticket is not None and is_late:
+            self._way.end_ahead(ticket, call.offer, None, True)
+        with self._lock:
+            self._asking -= 1
+            self._lock.notify_all()
+        return None if is_late else ticket
+
+    def _run(self, call: Expected, ticket: str) -> None:
         result, failed = None, False
         try:
             result = call.offer.run(call.arguments)
@@ -127,6 +142,7 @@ class PlainAhead:
             self._is_closed = True
             self._queue.clear()
             tickets, self._tickets = self._tickets, {}
+            self._lock.wait_for(lambda: not self._asking, CLOSE_WAIT_S)
         for ticket, offer in tickets.items():
             self._way.end_ahead(ticket, offer, None, True)
 
@@ -140,6 +156,8 @@ class AsyncAhead:
         self._at_once = at_once
         self._queue: deque[Expected] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
 
     @property
     def is_idle(self) -> bool:
@@ -147,7 +165,7 @@ class AsyncAhead:
 
     def take(self, answer: dict[str, Any]) -> None:
         for call in expected(answer, self.offers):
-            if self._at_once and len(self._queue) < MAX_QUEUED:
+            if self._at_once and len(self._queue) < MAX_QUEUED and not self._is_closed:
                 self._queue.append(call)
         self._start()
 
@@ -165,22 +183,31 @@ class AsyncAhead:
         ticket = await self._way.aticket_ahead(call.tool, call.offer.version, call.arguments)
         if ticket is None:
             return
+        result, failed = None, self._is_closed
+        if not failed:
+            try:
+                result = await self._made(call)
+            except BaseException as error:  # noqa: BLE001 - the program didn't make this call; closing cancels it
+                logger.debug("%s failed ahead: %r", call.tool, error)
+                failed = True
+        await self._way.aend_ahead(ticket, call.offer, result, failed)
+
+    async def _made(self, call: Expected) -> Any:
+        run: Awaitable[Any] = call.offer.run(call.arguments)
+        task = asyncio.ensure_future(run)
+        self._running.add(task)
         try:
-            made: Awaitable[Any] = call.offer.run(call.arguments)
-            result = await made
-        except asyncio.CancelledError:
-            await self._way.aend_ahead(ticket, call.offer, None, True)
-            raise
-        except Exception as error:  # noqa: BLE001 - the program didn't make this call
-            logger.debug("%s failed ahead: %r", call.tool, error)
-            await self._way.aend_ahead(ticket, call.offer, None, True)
-            return
-        await self._way.aend_ahead(ticket, call.offer, result, False)
+            return await task
+        finally:
+            self._running.discard(task)
 
     async def aclose(self) -> None:
-        """What runs is ended and given back."""
+        """What runs is ended and given back; what is being asked for is not begun."""
+        self._is_closed = True
         self._queue.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for running in list(self._running):
+            running.cancel()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)
+            for task in late:
+                task.cancel()
