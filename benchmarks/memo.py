@@ -52,9 +52,11 @@ class Clock:
 
 
 def recorded_calls(source: Path, sessions: int) -> list[Recorded]:
-    """Raises FileNotFoundError without the recording."""
-    (path, *_) = sorted((source / "taubench_airline").glob("messages*.jsonl")) or [source / "taubench_airline"]
-    lines = path.read_text(encoding="utf-8").splitlines()[:sessions]
+    """Raises SystemExit without the recording."""
+    found = sorted((source / "taubench_airline").glob("messages*.jsonl"))
+    if not found:
+        raise SystemExit(f"{source}: no recorded tool calls; needed: taubench_airline/messages*.jsonl in it")
+    lines = found[0].read_text(encoding="utf-8").splitlines()[:sessions]
     return [call for line in lines for call in _calls_of(json.loads(line))]
 
 

@@ -223,49 +223,56 @@ def test_an_async_close_ends_what_runs(served: str) -> None:
     assert counts(served)["running"] == 0
 
 
+class SlowWay:
+    """Look-ups that are answered once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.asked, self.gate = threading.Event(), threading.Event()
+        self.ended: list[tuple[str, bool]] = []
+
+    def ticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
+        self.asked.set()
+        assert self.gate.wait(20.0)
+        return "ticket"
+
+    def end_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
+        self.ended.append((ticket, failed))
+
+    async def aticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
+        return await asyncio.to_thread(self.ticket_ahead, tool, version, arguments)
+
+    async def aend_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
+        self.end_ahead(ticket, offer, result, failed)
+
+
+def never(told: dict[str, Any]) -> Any:
+    raise AssertionError("it is run")
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_closing_while_it_asks_begins_nothing(is_async: bool) -> None:
-    asked, gate, ended = threading.Event(), threading.Event(), []
-
-    class Way:
-        def ticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
-            asked.set()
-            assert gate.wait(20.0)
-            return "ticket"
-
-        def end_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
-            ended.append((ticket, failed))
-
-        async def aticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
-            return await asyncio.to_thread(self.ticket_ahead, tool, version, arguments)
-
-        async def aend_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
-            self.end_ahead(ticket, offer, result, failed)
-
-    def never(told: dict[str, Any]) -> Any:
-        raise AssertionError("it is run")
-
+    way = SlowWay()
     answer = {"ahead": [{"tool": "order", "version": None, "arguments": {}}]}
-    opener = threading.Timer(0.1, gate.set)
+    opener = threading.Timer(0.1, way.gate.set)
 
     def plainly() -> None:
-        ahead = PlainAhead(Way(), 1)
+        ahead = PlainAhead(way, 1)
         ahead.offers["order"] = Offer(None, never)
         ahead.take(answer)
-        assert asked.wait(20.0)
+        assert way.asked.wait(20.0)
         opener.start()
         ahead.close()
 
     async def main() -> None:
-        ahead = AsyncAhead(Way(), 1)
+        ahead = AsyncAhead(way, 1)
         ahead.offers["order"] = Offer(None, never)
         ahead.take(answer)
-        assert await asyncio.to_thread(asked.wait, 20.0)
+        assert await asyncio.to_thread(way.asked.wait, 20.0)
         opener.start()
         await ahead.aclose()
 
     asyncio.run(main()) if is_async else plainly()
-    assert ended == [("ticket", True)]
+    assert way.ended == [("ticket", True)]
     opener.join()
 
 
