@@ -5,25 +5,34 @@
     @memo.tool("search", version="3")
     def search(query: str) -> list[str]: ...
 
+    with memo.session("task-17"):
+        search("a")
+
 The runtime's configuration says which tools may be memoized; any other is run as if nothing were here, and so
 is every tool while the runtime can't be reached. Of callers with the same arguments, in whatever process, one
-runs the tool and the others get its result. What a tool raises is never kept.
+runs the tool and the others get its result. What a tool raises is never kept. Within a session the runtime learns
+which call follows which; one that it expects is run ahead in the background where the tool's decorator (`ahead=True`)
+and the runtime's configuration both allow it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import inspect
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import httpx
+
+from agent_client.ahead import AT_ONCE, AsyncAhead, Offer, PlainAhead
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +47,8 @@ MAX_WAITS = 180
 """An hour of waiting for one run: then the caller runs the tool itself."""
 
 UNREACHABLE = {"outcome": "run", "ticket": None}
+SESSION: contextvars.ContextVar[str | None] = contextvars.ContextVar("agent_runtime_session", default=None)
+KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,9 @@ class Found:
 
 
 class Memo:
-    """Connections to one runtime. Thread-safe; the async functions that it wraps must share one event loop."""
+    """Connections to one runtime. Thread-safe; the async functions that it wraps must share one event loop. `session`
+    is the one of calls outside of `with memo.session(...)`; `ahead_at_once` bounds what is run ahead at a time, threads
+    and tasks each (0: nothing)."""
 
     def __init__(
         self,
@@ -59,21 +72,40 @@ class Memo:
         wait_s: float = WAIT_S,
         transport: httpx.BaseTransport | None = None,
         async_transport: httpx.AsyncBaseTransport | None = None,
+        session: str | None = None,
+        ahead_at_once: int = AT_ONCE,
     ) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         options: dict[str, Any] = {"base_url": base_url, "headers": headers, "timeout": wait_s + EXTRA_S}
         self._wait_s = wait_s
         self._client = httpx.Client(transport=transport, **options)
         self._async_client = httpx.AsyncClient(transport=async_transport, **options)
+        self._session = session
+        self.plain_ahead = PlainAhead(self, ahead_at_once)
+        self.async_ahead = AsyncAhead(self, ahead_at_once)
 
-    def tool(self, name: str | None = None, version: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Memoize a function under `name` (its own by default). `version` is to change with what it does."""
+    @contextlib.contextmanager
+    def session(self, name: str) -> Iterator[None]:
+        """Calls within it, of this thread or task, belong to that session."""
+        token = SESSION.set(name)
+        try:
+            yield
+        finally:
+            SESSION.reset(token)
+
+    def tool(
+        self, name: str | None = None, version: str | None = None, ahead: bool = False
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Memoize a function under `name` (its own by default). `version` is to change with what it does. `ahead`: it
+        changes nothing anywhere and may be run in the background, a plain function on another thread."""
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             tool = name or function.__name__
             signature = inspect.signature(function)
             if inspect.iscoroutinefunction(function):
                 run = cast(Callable[P, Awaitable[Any]], function)
+                if ahead and _takes_names(signature):
+                    self.async_ahead.offers[tool] = Offer(version, lambda told: cast(Any, run)(**told))
 
                 @functools.wraps(function)
                 async def asynchronous(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -81,6 +113,9 @@ class Memo:
                     return await self.acall(tool, arguments, lambda: run(*args, **kwargs), version)
 
                 return cast(Callable[P, R], asynchronous)
+
+            if ahead and _takes_names(signature):
+                self.plain_ahead.offers[tool] = Offer(version, lambda told: cast(Any, function)(**told))
 
             @functools.wraps(function)
             def plain(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -113,16 +148,17 @@ class Memo:
 
     def _look(self, tool: str, arguments: dict[str, Any], version: str | None) -> Found:
         for _ in range(MAX_WAITS):
-            answer = self._post("lookup", _question(tool, arguments, version, self._wait_s))
+            answer = self._post("lookup", self._question(tool, arguments, version))
             found = _found(answer)
             if found is not None:
+                self.plain_ahead.take(answer)
                 return found
             time.sleep(_pause_s(answer))
         return Found(False)
 
     def _finish(self, ticket: str | None, kept: _Kept | None) -> None:
         if ticket is not None:
-            self._post(*_report(ticket, kept))
+            self.plain_ahead.take(self._post(*_report(ticket, kept)))
 
     def _post(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -130,6 +166,19 @@ class Memo:
         except (httpx.HTTPError, ValueError) as error:
             logger.warning("memo %s: %r; the tool is run", what, error)
             return UNREACHABLE
+
+    def ticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
+        return _ticket(self._quietly("lookup", _question_ahead(tool, arguments, version)))
+
+    def end_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
+        self._quietly(*_report(ticket, None if failed or not offer.keep(result) else _kept(result)))
+
+    def _quietly(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return _answer(self._client.post(f"/runtime/memo/{what}", json=body))
+        except (httpx.HTTPError, ValueError, RuntimeError) as error:
+            logger.debug("memo %s ahead: %r", what, error)
+            return {}
 
     # --- async ------------------------------------------------------------------------------------------
 
@@ -155,16 +204,17 @@ class Memo:
 
     async def _alook(self, tool: str, arguments: dict[str, Any], version: str | None) -> Found:
         for _ in range(MAX_WAITS):
-            answer = await self._apost("lookup", _question(tool, arguments, version, self._wait_s))
+            answer = await self._apost("lookup", self._question(tool, arguments, version))
             found = _found(answer)
             if found is not None:
+                self._take_ahead(answer)
                 return found
             await asyncio.sleep(_pause_s(answer))
         return Found(False)
 
     async def _afinish(self, ticket: str | None, kept: _Kept | None) -> None:
         if ticket is not None:
-            await self._apost(*_report(ticket, kept))
+            self._take_ahead(await self._apost(*_report(ticket, kept)))
 
     async def _apost(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -173,12 +223,36 @@ class Memo:
             logger.warning("memo %s: %r; the tool is run", what, error)
             return UNREACHABLE
 
+    async def aticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
+        return _ticket(await self._aquietly("lookup", _question_ahead(tool, arguments, version)))
+
+    async def aend_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
+        await self._aquietly(*_report(ticket, None if failed or not offer.keep(result) else _kept(result)))
+
+    async def _aquietly(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return _answer(await self._async_client.post(f"/runtime/memo/{what}", json=body))
+        except (httpx.HTTPError, ValueError, RuntimeError) as error:
+            logger.debug("memo %s ahead: %r", what, error)
+            return {}
+
+    def _take_ahead(self, answer: dict[str, Any]) -> None:
+        self.plain_ahead.take(answer)
+        self.async_ahead.take(answer)
+
+    def _question(self, tool: str, arguments: dict[str, Any], version: str | None) -> dict[str, Any]:
+        body = {"tool": tool, "version": version, "arguments": arguments, "wait_s": self._wait_s}
+        session = SESSION.get() or self._session
+        return body if session is None else {**body, "session_id": session}
+
     # --- the whole --------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        self.plain_ahead.close()
         self._client.close()
 
     async def aclose(self) -> None:
+        await self.async_ahead.aclose()
         self.close()
         await self._async_client.aclose()
 
@@ -224,8 +298,19 @@ def _told(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str,
     return told
 
 
-def _question(tool: str, arguments: dict[str, Any], version: str | None, wait_s: float) -> dict[str, Any]:
-    return {"tool": tool, "version": version, "arguments": arguments, "wait_s": wait_s}
+def _takes_names(signature: inspect.Signature) -> bool:
+    """Whether all its arguments can be given by name: those are all that a prediction has."""
+    return all(parameter.kind in KEYWORDS for parameter in signature.parameters.values())
+
+
+def _question_ahead(tool: str, arguments: dict[str, Any], version: str | None) -> dict[str, Any]:
+    return {"tool": tool, "version": version, "arguments": arguments, "ahead": True}
+
+
+def _ticket(answer: dict[str, Any]) -> str | None:
+    """None: it is not to be run."""
+    ticket = answer.get("ticket") if answer.get("outcome") == "run" else None
+    return ticket if isinstance(ticket, str) else None
 
 
 def _report(ticket: str, kept: _Kept | None) -> tuple[str, dict[str, Any]]:

@@ -14,7 +14,8 @@ from typing import Any
 import ray
 import ray.actor
 
-from runtime_actor.memo_store import Flight, Hit, Limits, MemoStore, Run
+from runtime_actor.ahead_account import AheadBounds
+from runtime_actor.memo_store import Flight, Hit, Limits, MemoStore, Refused, Run
 from runtime_actor.settings import from_dict
 
 MEMO_ACTOR_NAME = "agent_runtime_memo"
@@ -68,6 +69,20 @@ class MemoActor:
                 self._store.counts["joined"] += 1
                 return {"outcome": "hit", "value": value, "age_s": 0.0}
 
+    async def lookup_ahead(
+        self, tenant: str, digest: str, tool: str, limits: dict[str, Any], bounds: dict[str, Any]
+    ) -> dict[str, Any]:
+        """{"outcome": "run", "ticket"}, or "refused" with a reason; never waits."""
+        allowed, within = from_dict(Limits, limits, "limits"), from_dict(AheadBounds, bounds, "bounds")
+        found = self._store.look_ahead((tenant, digest), tool, allowed, within, time.time())
+        if isinstance(found, Refused):
+            return {"outcome": "refused", "reason": found.reason}
+        return {"outcome": "run", "ticket": found.ticket, "lease_s": allowed.lease_s}
+
+    async def wanted(self, tenant: str, digests: list[str], bounds: dict[str, Any]) -> list[str]:
+        """Those of the calls that `lookup_ahead` would let run now."""
+        return self._store.wanted(tenant, digests, from_dict(AheadBounds, bounds, "bounds"), time.time())
+
     async def _landed(self, key: tuple[str, str], left_s: float) -> bytes | None:
         """The value that the run under way brings; None if it fails, or brings none in time."""
         landing = self._landings.get(key)
@@ -110,6 +125,7 @@ class MemoActor:
         store = self._store
         return {
             **store.counts,
+            **store.ahead_counts,
             "bytes": store.size,
             "entries": store.num_entries,
             "running": store.num_flights,

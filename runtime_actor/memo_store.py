@@ -12,6 +12,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from runtime_actor.ahead_account import FORGIVE_S, AheadAccounts, AheadBounds
+
 ENTRY_BYTES = 256
 """What an entry takes beside its value."""
 MAX_FLIGHTS = 4096
@@ -37,6 +39,8 @@ class Entry:
     value: bytes
     stored_s: float
     expires_s: float
+    is_ahead: bool = False
+    """It was run ahead, and nobody has asked for it yet."""
 
     @property
     def size(self) -> int:
@@ -45,7 +49,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Flight:
-    """A run under way. `is_void`: an invalidation came meanwhile, so its result isn't kept."""
+    """A run under way. `is_void`: an invalidation came meanwhile, so its result isn't kept. `is_ahead`: nobody had
+    asked for it when it began; `is_awaited`: somebody has since."""
 
     key: Key
     tool: str
@@ -54,6 +59,8 @@ class Flight:
     ends_s: float
     is_refresh: bool
     is_void: bool = False
+    is_ahead: bool = False
+    is_awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,13 @@ class Wait:
     """Somebody else runs it; its lease ends in `left_s`."""
 
     left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing is to be run ahead: kept | running | at_once | waste | crowded."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -101,6 +115,12 @@ class MemoStore:
         self._flights: OrderedDict[Key, Flight] = OrderedDict()
         self._refreshes: OrderedDict[Key, Flight] = OrderedDict()
         self._tickets: dict[str, Flight] = {}
+        self._ahead = AheadAccounts()
+
+    @property
+    def ahead_counts(self) -> Counter[str]:
+        """issued, used, wasted."""
+        return self._ahead.counts
 
     @property
     def num_entries(self) -> int:
@@ -115,18 +135,65 @@ class MemoStore:
     def look(self, key: Key, tool: str, limits: Limits, now_s: float) -> Hit | Run | Wait:
         entry = self._fresh(key, now_s)
         if entry is not None:
+            if entry.is_ahead:
+                entry.is_ahead = False
+                self._ahead.used(key[0])
             if limits.sample and key not in self._refreshes and self._sampled(limits.sample):
                 return self._lead(key, tool, limits, now_s, is_refresh=True)
             self.counts["hits"] += 1
             return Hit(entry.value, now_s - entry.stored_s)
         flight = self._flights.get(key)
         if flight is not None and flight.ends_s > now_s and not flight.is_void:
+            flight.is_awaited = True
             return Wait(flight.ends_s - now_s)
         if flight is not None:
             self.counts["leases_ended"] += not flight.is_void
             self._land(flight)
         self.counts["misses"] += 1
         return self._lead(key, tool, limits, now_s, is_refresh=False)
+
+    def look_ahead(self, key: Key, tool: str, limits: Limits, bounds: AheadBounds, now_s: float) -> Run | Refused:
+        """As `look`, for a call that nobody has made yet: it is run only if that is of use and within bounds."""
+        reason = self._unwanted(key, now_s) or self.ahead_refusal(key[0], bounds, now_s)
+        found = Run(None) if reason else self._lead(key, tool, limits, now_s, is_refresh=False)
+        if not isinstance(found, Run) or found.ticket is None:
+            self.counts[f"ahead_refused_{reason or 'crowded'}"] += 1
+            return Refused(reason or "crowded")
+        self._tickets[found.ticket].is_ahead = True
+        self._ahead.start(key[0])
+        return found
+
+    def wanted(self, tenant: str, digests: list[str], bounds: AheadBounds, now_s: float) -> list[str]:
+        """Those of the calls that `look_ahead` would let run now, as many as may run at once."""
+        if self.ahead_refusal(tenant, bounds, now_s) is not None:
+            return []
+        return [digest for digest in digests if self._unwanted((tenant, digest), now_s) is None]
+
+    def _unwanted(self, key: Key, now_s: float) -> str | None:
+        tenant = self._tenants.get(key[0])
+        entry = tenant.entries.get(key[1]) if tenant is not None else None
+        if entry is not None and now_s < entry.expires_s:
+            return "kept"
+        flight = self._flights.get(key)
+        if flight is None:
+            return None
+        if flight.ends_s > now_s and not flight.is_void:
+            return "running"
+        self._land(flight)
+        return None
+
+    def ahead_refusal(self, tenant: str, bounds: AheadBounds, now_s: float) -> str | None:
+        """at_once | waste | crowded; None: one more may be run ahead."""
+        account = self._ahead.opened(tenant, now_s)
+        if account is None:
+            return "crowded"
+        if now_s - account.since_s >= FORGIVE_S:
+            kept = self._tenants[tenant].entries if tenant in self._tenants else {}
+            for digest in [d for d, entry in kept.items() if entry.is_ahead and now_s >= entry.expires_s]:
+                self._remove((tenant, digest))
+            self._ahead.forgive(tenant, now_s)
+        reason = account.refusal(bounds)
+        return account.refusal(bounds) if reason == "at_once" and self._drop_overdue(now_s) else reason
 
     def _fresh(self, key: Key, now_s: float) -> Entry | None:
         tenant = self._tenants.get(key[0])
@@ -163,17 +230,21 @@ class MemoStore:
         flight = self._tickets.get(ticket)
         if flight is None or flight.key[0] != tenant:
             return "unknown_ticket"
-        self._land(flight)
+        self._land(flight, may_be_kept=True)
         if flight.is_refresh:
             self._compare(flight, value, now_s)
         if flight.is_void:
+            self._settle(flight, is_kept=False)
             self.counts["void"] += 1
             return "void"
         entry = Entry(flight.tool, value, now_s, now_s + flight.limits.ttl_s)
         if len(value) > flight.limits.max_value_bytes or entry.size > min(self.max_bytes, self.max_bytes_per_tenant):
+            self._settle(flight, is_kept=False)
             self._remove(flight.key)
             self.counts["too_large"] += 1
             return "too_large"
+        self._settle(flight, is_kept=True)
+        entry.is_ahead = flight.is_ahead and not flight.is_awaited
         self._put(flight.key, entry)
         self.counts["stored"] += 1
         return "stored"
@@ -191,13 +262,24 @@ class MemoStore:
         if flight is None or flight.key[0] != tenant:
             return False
         self._land(flight)
-        self.counts["failed"] += 1
+        self.counts["ahead_failed" if flight.is_ahead else "failed"] += 1
         return True
 
     def flight_of(self, ticket: str) -> Flight | None:
         return self._tickets.get(ticket)
 
-    def _land(self, flight: Flight) -> None:
+    def _settle(self, flight: Flight, is_kept: bool) -> None:
+        """Whether a call run ahead was of use; one that is kept and that nobody waits for is still open."""
+        if flight.is_ahead and not is_kept:
+            self._ahead.wasted(flight.key[0])
+        elif flight.is_ahead and flight.is_awaited:
+            self._ahead.used(flight.key[0])
+
+    def _land(self, flight: Flight, may_be_kept: bool = False) -> None:
+        if flight.is_ahead:
+            self._ahead.landed(flight.key[0])
+            if not may_be_kept:
+                self._settle(flight, is_kept=False)
         del self._tickets[flight.ticket]
         flights = self._refreshes if flight.is_refresh else self._flights
         if flights.get(flight.key) is flight:
@@ -237,6 +319,8 @@ class MemoStore:
         entry = tenant.entries.pop(key[1], None) if tenant is not None else None
         if tenant is None or entry is None:
             return
+        if entry.is_ahead:
+            self._ahead.wasted(key[0])
         tenant.size -= entry.size
         self.size -= entry.size
         if not tenant.entries:
@@ -250,3 +334,6 @@ class MemoStore:
         assert all(size <= self.max_bytes_per_tenant for size in sizes.values()), "a tenant's bytes"
         known = {f.ticket for flights in (self._flights, self._refreshes) for f in flights.values()}
         assert known == set(self._tickets) and len(known) <= MAX_FLIGHTS, "tickets and flights differ"
+        running = Counter(flight.key[0] for flight in self._tickets.values() if flight.is_ahead)
+        unused = Counter(n for n, tenant in self._tenants.items() for e in tenant.entries.values() if e.is_ahead)
+        self._ahead.check_invariants(running + unused, running)

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from runtime_actor.errors import RuntimeUnavailable
 from serve_app.http.errors import bad_request, unavailable
+from serve_app.identity import IdentityResolver, declared_value
 from serve_app.policies.memo_desk import MAX_WAIT_S
 from serve_app.tenants import Caller
 
@@ -19,6 +20,7 @@ class MemoEndpoints:
     """Mixed into the gateway, whose parts it uses. Each of them answers for the caller's tenant alone."""
 
     _memo: Any
+    _identities: IdentityResolver
 
     def _caller(self, request: Request) -> Caller:
         raise NotImplementedError
@@ -28,14 +30,21 @@ class MemoEndpoints:
 
     async def memo_lookup(self, request: Request) -> Response:
         """{"tool", "version"?, "arguments"?, "wait_s"?} -> {"outcome": "hit", "value", "age_s"}, or "run" with a
-        ticket for `store` or `release` (null: run it, nothing will be kept), or "wait": ask again."""
+        ticket for `store` or `release` (null: run it, nothing will be kept), or "wait": ask again. With
+        "session_id" the answer may have "ahead": [{"tool", "version", "arguments"}], calls to be run before they are
+        made, each of them after a look-up with "ahead": true, which is answered with "run" and a ticket or
+        "refused"."""
         tenant = self._caller(request).tenant
-        body = _fields(await self._json_body(request), {"tool", "version", "arguments", "wait_s"})
+        allowed = {"tool", "version", "arguments", "wait_s", "session_id", "ahead"}
+        body = _fields(await self._json_body(request), allowed)
         arguments = body.get("arguments", {})
         if not isinstance(arguments, dict):
             raise bad_request("`arguments` must be an object.", "arguments", "invalid_value")
         tool, version = _name(body, "tool"), _optional_name(body, "version")
-        answer = await self._memo.lookup(tenant, tool, version, arguments, _wait_s(body.get("wait_s", 0.0)))
+        if _flag(body, "ahead"):
+            return JSONResponse(await self._memo.lookup_ahead(tenant, tool, version, arguments))
+        wait_s, session = _wait_s(body.get("wait_s", 0.0)), self._session_of(tenant, body)
+        answer = await self._memo.lookup(tenant, tool, version, arguments, wait_s, session)
         value = answer.pop("value", None)
         if value is None:
             return JSONResponse(answer)
@@ -43,15 +52,15 @@ class MemoEndpoints:
         return Response(head + b', "value": ' + value + b"}", media_type="application/json")
 
     async def memo_store(self, request: Request) -> Response:
-        """{"ticket", "value"} -> {"stored": bool, "reason"}; `value` is any JSON."""
+        """{"ticket", "value"} -> {"stored": bool, "reason"}, and "ahead" as for a look-up; `value` is any JSON."""
         tenant = self._caller(request).tenant
         body = _fields(await self._json_body(request), {"ticket", "value"})
         ticket, value = _name(body, "ticket"), body.get("value", MISSING)
         if value is MISSING:
             raise bad_request("`value` is required.", "value", "invalid_value")
         encoded = json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode()
-        reason = await self._memo.store(tenant, ticket, encoded)
-        return JSONResponse({"stored": reason == "stored", "reason": reason})
+        answer = await self._memo.store(tenant, ticket, encoded)
+        return JSONResponse({"stored": answer["reason"] == "stored", **answer})
 
     async def memo_release(self, request: Request) -> Response:
         """{"ticket"}: the tool failed, nothing is kept, the next caller runs it."""
@@ -70,6 +79,19 @@ class MemoEndpoints:
             return JSONResponse({"invalidated": await self._memo.invalidate(tenant, tool, event)})
         except RuntimeUnavailable:
             raise unavailable("The memo actor is away; the results are dropped before the next look-up.") from None
+
+    def _session_of(self, tenant: str, body: dict[str, Any]) -> str | None:
+        """Ids that say nothing count as none, as everywhere."""
+        name = _optional_name(body, "session_id")
+        declared = declared_value(name)
+        return self._identities.session_id(tenant, declared) if declared is not None else None
+
+
+def _flag(body: dict[str, Any], field: str) -> bool:
+    value = body.get(field, False)
+    if not isinstance(value, bool):
+        raise bad_request(f"`{field}` must be true or false.", field, "invalid_value")
+    return value
 
 
 def _fields(body: dict[str, Any], allowed: set[str]) -> dict[str, Any]:

@@ -184,6 +184,11 @@ class PolicyHost:
                 filters.append(HostedFilter(self._guard, hosted, made))
         return filters
 
+    def ask(self, name: str, primitive: str, job: Callable[[Policy], T]) -> T | None:
+        """What the policy of that name says beyond the common hooks; None when it is off, fails or isn't there."""
+        hosted = self.get(name)
+        return self._ask(hosted, primitive, job) if hosted is not None else None
+
     def _ask(self, hosted: Hosted, primitive: str, job: Callable[[Policy], T]) -> T | None:
         """The policy's answer, or None when it is off or fails."""
         if not hosted.enabled:

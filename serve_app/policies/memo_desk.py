@@ -10,14 +10,16 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from ray.exceptions import RayError
 
 from runtime_actor.errors import RuntimeUnavailable
 from runtime_actor.memo_actor import get_or_create
 from runtime_actor.memo_store import Limits
+from runtime_actor.next_calls import ToolCall
 from runtime_actor.policies.memo import MemoKey, MemoPolicy
 from serve_app.policies.desk import PolicyDesk
 
@@ -27,6 +29,10 @@ CALL_TIMEOUT_S = 5.0
 RETRY_S = 1.0
 MAX_WAIT_S = 30.0
 RUN = {"outcome": "run", "ticket": None}
+MAX_OPEN_CALLS = 4096
+"""Runs under way whose result may say what comes next; beyond it the oldest one's says nothing."""
+MAX_TOLD = 8
+"""Calls to run ahead that one answer names."""
 
 
 class MemoDesk:
@@ -42,6 +48,8 @@ class MemoDesk:
         self._resolving = asyncio.Lock()
         self._owed: dict[tuple[str, str], None] = {}
         """(tenant, allowed tool): as many as there are of both."""
+        self._open: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        """Tickets: session and digest of the call."""
         self._delivering: asyncio.Task[None] | None = None
         desk.after_event = self._deliver_soon
         self.unreachable = 0
@@ -56,9 +64,16 @@ class MemoDesk:
     # --- calls ------------------------------------------------------------------------------------------
 
     async def lookup(
-        self, tenant: str, tool: str, version: str | None, arguments: Mapping[str, Any], wait_s: float
+        self,
+        tenant: str,
+        tool: str,
+        version: str | None,
+        arguments: Mapping[str, Any],
+        wait_s: float,
+        session: str | None = None,
     ) -> dict[str, Any]:
-        """{"outcome": hit | run | wait, ...}; a hit's `value` is JSON as bytes."""
+        """{"outcome": hit | run | wait, ...}; a hit's `value` is JSON as bytes. With a session `ahead` may name calls
+        that it will probably make next."""
         policy = self.policy
         key = policy.key(tenant, tool, version, arguments) if policy is not None else None
         if key is None:
@@ -71,21 +86,50 @@ class MemoDesk:
         except RuntimeUnavailable:
             self.unreachable += 1
             return dict(RUN)
+        if session is not None and answer["outcome"] != "wait":
+            told = self._called(session, key, version, arguments)
+            if answer["outcome"] == "hit":
+                told += self._returned(tenant, session, key.digest, answer["value"])
+            elif answer["ticket"] is not None:
+                self._note(answer["ticket"], session, key.digest)
+            answer |= await self._ahead(tenant, told)
         return answer
 
-    async def store(self, tenant: str, ticket: str, value: bytes) -> str:
-        """stored | void | too_large | unknown_ticket | off | unreachable."""
+    async def lookup_ahead(
+        self, tenant: str, tool: str, version: str | None, arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """For a call that nobody has made: {"outcome": "run", "ticket"}, or "refused" with a reason."""
+        policy = self.policy
+        key = policy.key_ahead(tenant, tool, version, arguments) if policy is not None else None
+        if policy is None or key is None:
+            return {"outcome": "refused", "reason": "off" if policy is None else "not_allowed"}
+        try:
+            await self._deliver()
+            bounds = dataclasses.asdict(policy.ahead_bounds)
+            return cast(
+                dict[str, Any], await self._call("lookup_ahead", tenant, key.digest, tool, _limits(key), bounds)
+            )
+        except RuntimeUnavailable:
+            self.unreachable += 1
+            return {"outcome": "refused", "reason": "unreachable"}
+
+    async def store(self, tenant: str, ticket: str, value: bytes) -> dict[str, Any]:
+        """`reason`: stored | void | too_large | unknown_ticket | off | unreachable; `ahead` as for `lookup`."""
         if self.policy is None:
-            return "off"
+            return {"reason": "off"}
+        session, digest = self._open.pop(ticket, (None, ""))
         try:
             await self._deliver()
             outcome: str = await self._call("store", tenant, ticket, value)
         except RuntimeUnavailable:
             self.unreachable += 1
-            return "unreachable"
-        return outcome
+            return {"reason": "unreachable"}
+        if session is None or outcome == "unknown_ticket":
+            return {"reason": outcome}
+        return {"reason": outcome} | await self._ahead(tenant, self._returned(tenant, session, digest, value))
 
     async def release(self, tenant: str, ticket: str) -> bool:
+        self._open.pop(ticket, None)
         try:
             return bool(await self._call("release", tenant, ticket)) if self.policy is not None else False
         except RuntimeUnavailable:
@@ -113,6 +157,39 @@ class MemoDesk:
             return {**await self._call("state"), "unreachable": self.unreachable}
         except RuntimeUnavailable:
             return None
+
+    # --- what comes next ----------------------------------------------------------------------------------
+
+    def _called(self, session: str, key: MemoKey, version: str | None, arguments: Mapping[str, Any]) -> list[ToolCall]:
+        return self._foretold(lambda policy: policy.called(session, key, version, arguments))
+
+    def _returned(self, tenant: str, session: str, digest: str, value: bytes) -> list[ToolCall]:
+        return self._foretold(lambda policy: policy.returned(tenant, session, digest, value))
+
+    def _foretold(self, job: Callable[[MemoPolicy], list[ToolCall]]) -> list[ToolCall]:
+        """Asked as every policy is: one that fails is counted, and the look-up goes on."""
+        return self._desk.host.ask(MemoPolicy.name, "predict", lambda policy: job(cast(MemoPolicy, policy))) or []
+
+    def _note(self, ticket: str, session: str, digest: str) -> None:
+        self._open[ticket] = (session, digest)
+        if len(self._open) > MAX_OPEN_CALLS:
+            self._open.popitem(last=False)
+
+    async def _ahead(self, tenant: str, told: list[ToolCall]) -> dict[str, Any]:
+        """{"ahead": [...]} of those that would be run now; nothing where there are none."""
+        policy = self.policy
+        if not told or policy is None:
+            return {}
+        calls = {call.digest: call for call in told}
+        try:
+            bounds = dataclasses.asdict(policy.ahead_bounds)
+            wanted: list[str] = await self._call("wanted", tenant, list(calls), bounds)
+        except RuntimeUnavailable:
+            self.unreachable += 1
+            return {}
+        named = [calls[digest] for digest in wanted[:MAX_TOLD]]
+        ahead = [{"tool": call.tool, "version": call.version, "arguments": call.arguments} for call in named]
+        return {"ahead": ahead} if ahead else {}
 
     # --- the way there ------------------------------------------------------------------------------------
 

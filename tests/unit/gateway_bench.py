@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import uvicorn
 from ray.serve.llm.openai_api_models import ChatCompletionResponse
 
 from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
@@ -29,6 +33,7 @@ from serve_app.quotas import TenantQuotas
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
 from serve_app.tenants import Tenants
+from tests.gateway_kit import wait_for
 
 KEYS = {"one": "k1", "ops": "k2"}
 CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
@@ -168,3 +173,20 @@ class Bench:
     @property
     def buffered(self) -> int:
         return len(self.gateway._exchange.buffer) + len(self.actor.events)
+
+
+@contextlib.contextmanager
+def listening(bench: Bench) -> Iterator[str]:
+    """The gateway on a port of its own; gives its address."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(bench.asgi, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+        thread.start()
+        wait_for(lambda: server.started, 20.0, "the gateway listens")
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(20.0)

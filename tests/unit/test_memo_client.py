@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from mcp import Client
 from mcp.server.lowlevel import Server
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool, ToolAnnotations
 
 from agent_client.mcp_proxy import MemoProxy
 from agent_client.memo import Memo
-from tests.gateway_kit import wait_for
-from tests.unit.gateway_bench import Bench
+from tests.unit.gateway_bench import Bench, listening
 
 PROCESSES = 4
 CALLERS = 64
@@ -35,18 +31,8 @@ POLICIES = [{"name": "memo", "options": {"tools": TOOLS}}]
 
 @pytest.fixture
 def served() -> Iterator[str]:
-    """A gateway on a port of its own."""
-    bench = Bench(policies=POLICIES, max_in_flight=256)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(bench.asgi, log_level="error", lifespan="off"))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
-        thread.start()
-        wait_for(lambda: server.started, 20.0, "the gateway listens")
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join(20.0)
+    with listening(Bench(policies=POLICIES, max_in_flight=256)) as url:
+        yield url
 
 
 def test_64_concurrent_callers_in_4_processes_run_it_once(served: str, tmp_path: Path) -> None:

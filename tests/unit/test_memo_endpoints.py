@@ -136,6 +136,11 @@ def test_bad_input(bench: Bench, what: str, body: dict[str, Any], param: str | N
         ({"tools": [{"tool": "x", "ttl": 5}]}, "policies.memo.options.tools[0].ttl: unknown key"),
         ({"tools": [{"tool": "x", "sample": 2}]}, "policies.memo.options.tools[0].sample: 2"),
         ({"max_bytes": 1}, "policies.memo.options.max_bytes: 1"),
+        ({"tools": [{"tool": "x", "run_ahead": True}]}, "policies.memo.options.tools[0].run_ahead: True"),
+        ({"tools": [{"tool": "x", "run_ahead": "yes"}]}, "policies.memo.options.tools[0].run_ahead: 'yes'"),
+        ({"run_ahead": {"at_once": 0}}, "policies.memo.options.run_ahead.at_once: 0"),
+        ({"run_ahead": {"max_waste": 1.5}}, "policies.memo.options.run_ahead.max_waste: 1.5"),
+        ({"run_ahead": {"wast": 1}}, "policies.memo.options.run_ahead.wast: unknown key"),
         ({"tools": [{"tool": "x"}] * 1025}, "1025 are not allowed"),
     ],
 )
