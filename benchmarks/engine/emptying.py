@@ -27,7 +27,8 @@ class NotEmptied(Exception):
 
 
 def empty(endpoint: Endpoint, replicas: int, reset: Callable[[], None]) -> int:
-    """How many resets it took. The layer learns the probes: give `endpoint` the key of a tenant of its own.
+    """How many resets it took. What is cached then are the last probes; the layer learns them, so give `endpoint` the
+    key of a tenant of its own.
 
     Raises:
         NotEmptied: a prompt was still found after the last attempt, or the server doesn't answer.

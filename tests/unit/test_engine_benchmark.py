@@ -213,6 +213,17 @@ def test_a_line_a_policy_with_spread_and_share_of_the_bound(tmp_path: Path) -> N
     assert lines[BOUND]["hit_rate"] == pytest.approx(0.9)
 
 
+def test_a_change_against_stock_is_the_mean_of_what_each_seed_shows(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r.jsonl", "s")
+    for seed, stock_s, reach_s in ((1, 1.0, 0.5), (2, 4.0, 4.0)):
+        results.add(Cell("w", "recorded", CLOSED, 0.0, seed, "stock"), result(ttft_mean_s=stock_s))
+        results.add(Cell("w", "recorded", CLOSED, 0.0, seed, "reach"), result(ttft_mean_s=reach_s))
+    results.add(Cell("w", "recorded", CLOSED, 0.0, 3, "reach"), result(ttft_mean_s=100.0))
+    lines = {line["policy"]: line for line in policy_lines(list(results.rows.values()))}
+    assert lines["reach"]["ttft_change"] == pytest.approx(-0.25)
+    assert lines["stock"]["ttft_change"] == 0.0
+
+
 def test_a_report_has_every_table_and_plots_that_are_svg(tmp_path: Path) -> None:
     results = Results(tmp_path / "r.jsonl", "s")
     for loop, load in ((CLOSED, 0.0), (POISSON, 0.7)):
