@@ -7,6 +7,7 @@ What is refused on the way leaves nothing behind: no agent, no session, no event
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from replicas.internal_port import bind_to_node_address
 from runtime_actor.client import RuntimeClient
+from runtime_actor.memo_actor import get_or_create
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
 from runtime_actor.policies.base import GuessSuggestion
 from serve_app import preparation, routing_state
@@ -85,28 +87,45 @@ class Flight:
     adapter: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a gateway process has outside its configuration. `memo_actor`: (bytes, bytes of one tenant) -> handle of
+    the actor that keeps tools' results."""
+
+    name: str
+    client: Any
+    metrics: Any
+    routing: routing_state.RoutingState
+    memo_actor: Callable[[int, int], Any] = get_or_create
+
+
 class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
     """One deployment replica per gateway process; of several one serves (`serve_app.leader`)."""
 
     def __init__(self, llm_deployments: dict, model_cards: dict, *, settings: GatewaySettings) -> None:
         bind_to_node_address()
         super().__init__(llm_deployments, model_cards)
-        self._settings = settings
+        name = serve.get_replica_context().replica_id.unique_id
+        client = RuntimeClient(settings.runtime, settings.version)
+        self.assemble(settings, Surroundings(name, client, GatewayMetrics(), routing_state.STATE))
+
+    def assemble(self, settings: GatewaySettings, around: Surroundings) -> None:
+        """Everything that isn't Ray's."""
         config = settings.config
+        self._settings = settings
         self._tenants = Tenants(config.gateway)
         self._quotas = TenantQuotas(self._tenants.quota)
         self._identities = IdentityResolver(settings.secret, ConversationIndex())
         self._admission = Admission(config.gateway.max_in_flight, config.gateway.retry_after_s, self._quotas)
         self._limits = preparation.Limits(frozenset(config.model.modalities), config.gateway.max_choices)
         self._context = ContextLimits(settings.usable_tokens, settings.model_tokens)
-        self._metrics = GatewayMetrics()
-        self._routing = routing_state.STATE
+        self._metrics = around.metrics
+        self._routing = around.routing
         self._routing.max_sessions = config.routing.max_sessions
-        self._client = RuntimeClient(settings.runtime, settings.version)
-        name = serve.get_replica_context().replica_id.unique_id
+        self._client = around.client
         self._policies = desk_of(settings, self._launch, self._routing.policies)
-        self._memo = MemoDesk(self._policies)
-        self._exchange = GatewayExchange(name, self._client.exchange, self._routing, self._policies)
+        self._memo = MemoDesk(self._policies, around.memo_actor)
+        self._exchange = GatewayExchange(around.name, self._client.exchange, self._routing, self._policies)
         self._began_s = time.time()
 
     def record_replica_metadata(self) -> dict[str, float]:

@@ -16,7 +16,6 @@ from replicas.cache.settings import ValueSettings
 from replicas.engine.responses import create_response
 from replicas.simulation.engine import CostModel, SimulatedRequest
 from replicas.simulation.openai import SimulatedEngine, Usage
-from runtime_actor.memo_actor import MemoActor
 from runtime_actor.messages import (
     OWNER_XARG,
     ExchangeReply,
@@ -29,22 +28,12 @@ from runtime_actor.messages import (
 from runtime_actor.runtime import AgentRuntime
 from runtime_actor.settings import RuntimeSettings
 from serve_app import app as application
-from serve_app import preparation
 from serve_app.config import AppConfig, load
-from serve_app.exchange import GatewayExchange
-from serve_app.flight import Admission
-from serve_app.gateway import Gateway
-from serve_app.generation import ContextLimits
 from serve_app.http.app import make_app
-from serve_app.identity import IdentityResolver
-from serve_app.policies.desk import desk_of
-from serve_app.policies.memo_desk import MemoDesk
-from serve_app.quotas import TenantQuotas
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
-from serve_app.tenants import Tenants
 from tests.responses_engine import SimulatedResponses
-from tests.unit.gateway_bench import LocalActor
+from tests.unit.gateway_bench import assembled
 
 MODEL = "m"
 KEYS = {"one": "key-one", "two": "key-two", "ops": "key-ops"}
@@ -127,22 +116,8 @@ class SimulatedBench:
             route(self.asgi)(getattr(self.gateway, name))
 
     def _make(self, config: AppConfig) -> Any:
-        actor = DirectActor(self.runtime)
-        made: Any = Gateway.__new__(Gateway)
-        made._settings = GatewaySettings(config, SECRET, {}, 1, COST.max_model_len, COST.max_model_len, True)
-        made._tenants = Tenants(config.gateway)
-        made._quotas = TenantQuotas(made._tenants.quota)
-        made._identities = IdentityResolver(SECRET)
-        made._admission = Admission(config.gateway.max_in_flight, 1, made._quotas)
-        made._limits = preparation.Limits(frozenset({"text"}), config.gateway.max_choices)
-        made._context = ContextLimits(COST.max_model_len, COST.max_model_len)
-        made._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
-        made._routing = RoutingState()
-        made._client = actor
-        made._policies = desk_of(made._settings, made._launch, made._routing.policies)
-        made._memo = MemoDesk(made._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
-        made._exchange = GatewayExchange("g", actor.exchange, made._routing, made._policies)
-        made._began_s = 1.0
+        settings = GatewaySettings(config, SECRET, {}, 1, COST.max_model_len, COST.max_model_len, True)
+        made = assembled(settings, DirectActor(self.runtime), RoutingState())
         made._get_configured_serve_handle = lambda _: self
         return made
 

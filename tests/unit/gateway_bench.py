@@ -19,20 +19,11 @@ from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
 from runtime_actor.memo_actor import MemoActor
 from runtime_actor.messages import ExchangeReply
 from serve_app import app as application
-from serve_app import preparation
 from serve_app.config import load
-from serve_app.exchange import GatewayExchange
-from serve_app.flight import Admission
-from serve_app.gateway import Gateway
-from serve_app.generation import ContextLimits
+from serve_app.gateway import Gateway, Surroundings
 from serve_app.http.app import make_app
-from serve_app.identity import IdentityResolver
-from serve_app.policies.desk import desk_of
-from serve_app.policies.memo_desk import MemoDesk
-from serve_app.quotas import TenantQuotas
 from serve_app.routing_state import RoutingState
 from serve_app.settings import GatewaySettings
-from serve_app.tenants import Tenants
 from tests.gateway_kit import wait_for
 
 KEYS = {"one": "k1", "ops": "k2"}
@@ -122,8 +113,20 @@ class LocalActor:
         return SimpleNamespace(remote=getattr(self._actor, name))
 
 
+def assembled(settings: GatewaySettings, client: Any, routing: RoutingState) -> Any:
+    """A gateway as a process of its own has it, without Ray."""
+    gateway = Gateway.__new__(Gateway)
+    metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
+    gateway.assemble(settings, Surroundings("g", client, metrics, routing, _memo_actor))
+    return gateway
+
+
+def _memo_actor(max_bytes: int, max_bytes_per_tenant: int) -> LocalActor:
+    return LocalActor(MemoActor(max_bytes, max_bytes_per_tenant))
+
+
 class Bench:
-    """A gateway put together by hand, and an HTTP client on it."""
+    """A gateway without Ray, and an HTTP client on it."""
 
     def __init__(self, policies: list[dict[str, Any]] | None = None, **gateway_options: Any) -> None:
         keys = [
@@ -133,23 +136,9 @@ class Bench:
         options = {"api_keys": keys, "max_in_flight": 2, **gateway_options}
         config = load({"model": {"id": "m", "source": "x"}, "gateway": options, "policies": policies or []})
         self.handle, self.actor, self.routing = FakeHandle(), FakeActor(), RoutingState()
-        gateway = Gateway.__new__(Gateway)
-        gateway._settings = GatewaySettings(config, b"secret", {}, 1, 100, 200, True)
-        gateway._tenants = Tenants(config.gateway)
-        gateway._quotas = TenantQuotas(gateway._tenants.quota)
-        gateway._identities = IdentityResolver(b"secret")
-        gateway._admission = Admission(config.gateway.max_in_flight, 1, gateway._quotas)
-        gateway._limits = preparation.Limits(frozenset({"text"}), 16)
-        gateway._context = ContextLimits(100, 200)
-        gateway._metrics = SimpleNamespace(count_refusal=lambda _: None, count_retry=lambda: None, retries=0)
-        gateway._routing = self.routing
-        gateway._client = self.actor
-        gateway._policies = desk_of(gateway._settings, gateway._launch, self.routing.policies)
-        gateway._memo = MemoDesk(gateway._policies, lambda *bounds: LocalActor(MemoActor(*bounds)))
-        gateway._exchange = GatewayExchange("g", self.actor.exchange, self.routing, gateway._policies)
-        gateway._began_s = 1.0
+        settings = GatewaySettings(config, b"secret", {}, 1, 100, 200, True)
+        self.gateway = gateway = assembled(settings, self.actor, self.routing)
         gateway._get_configured_serve_handle = lambda _: self.handle
-        self.gateway = gateway
         asgi = make_app(config.gateway)
         for name, route in application.ENDPOINTS.items():
             route(asgi)(getattr(gateway, name))
