@@ -8,7 +8,6 @@ most that many more than were before it. A preempted request is never passed ove
 from __future__ import annotations
 
 import bisect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,8 +16,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from runtime_actor.policies.base import QueuedPrefill
 from runtime_actor.policies.host import PolicyHost
-
-logger = logging.getLogger(__name__)
 
 GroupOf = Callable[[Request], tuple[str, bytes | None]]
 """(group, the hash that is cached while its anchor is); ("", None) where none is known."""

@@ -10,13 +10,13 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ray.exceptions import RayError
 
 from runtime_actor.errors import RuntimeUnavailable
+from runtime_actor.fair_map import FairMap
 from runtime_actor.memo_actor import get_or_create
 from runtime_actor.memo_store import Limits
 from runtime_actor.next_calls import ToolCall
@@ -30,7 +30,7 @@ RETRY_S = 1.0
 MAX_WAIT_S = 30.0
 RUN = {"outcome": "run", "ticket": None}
 MAX_OPEN_CALLS = 4096
-"""Runs under way whose result may say what comes next; beyond it the oldest one's says nothing."""
+"""Runs under way whose result may say what comes next; shared fairly, beyond it the oldest one's says nothing."""
 MAX_TOLD = 8
 """Calls to run ahead that one answer names."""
 
@@ -48,8 +48,8 @@ class MemoDesk:
         self._resolving = asyncio.Lock()
         self._owed: dict[tuple[str, str], None] = {}
         """(tenant, allowed tool): as many as there are of both."""
-        self._open: OrderedDict[str, tuple[str, str]] = OrderedDict()
-        """Tickets: session and digest of the call."""
+        self._open: FairMap[str, tuple[str, str]] = FairMap(MAX_OPEN_CALLS)
+        """Tenant's tickets: session and digest of the call."""
         self._delivering: asyncio.Task[None] | None = None
         desk.after_event = self._deliver_soon
         self.unreachable = 0
@@ -91,7 +91,7 @@ class MemoDesk:
             if answer["outcome"] == "hit":
                 told += self._returned(tenant, session, key.digest, answer["value"])
             elif answer["ticket"] is not None:
-                self._note(answer["ticket"], session, key.digest)
+                self._note(tenant, answer["ticket"], session, key.digest)
             answer |= await self._ahead(tenant, told)
         return answer
 
@@ -117,7 +117,7 @@ class MemoDesk:
         """`reason`: stored | void | too_large | unknown_ticket | off | unreachable; `ahead` as for `lookup`."""
         if self.policy is None:
             return {"reason": "off"}
-        session, digest = self._open.pop(ticket, (None, ""))
+        session, digest = self._open.pop(tenant, ticket) or (None, "")
         try:
             await self._deliver()
             outcome: str = await self._call("store", tenant, ticket, value)
@@ -129,7 +129,7 @@ class MemoDesk:
         return {"reason": outcome} | await self._ahead(tenant, self._returned(tenant, session, digest, value))
 
     async def release(self, tenant: str, ticket: str) -> bool:
-        self._open.pop(ticket, None)
+        self._open.pop(tenant, ticket)
         try:
             return bool(await self._call("release", tenant, ticket)) if self.policy is not None else False
         except RuntimeUnavailable:
@@ -170,10 +170,9 @@ class MemoDesk:
         """Asked as every policy is: one that fails is counted, and the look-up goes on."""
         return self._desk.host.ask(MemoPolicy.name, "predict", lambda policy: job(cast(MemoPolicy, policy))) or []
 
-    def _note(self, ticket: str, session: str, digest: str) -> None:
-        self._open[ticket] = (session, digest)
-        if len(self._open) > MAX_OPEN_CALLS:
-            self._open.popitem(last=False)
+    def _note(self, tenant: str, ticket: str, session: str, digest: str) -> None:
+        self._open.part(tenant)[ticket] = (session, digest)
+        self._open.trim(tenant)
 
     async def _ahead(self, tenant: str, told: list[ToolCall]) -> dict[str, Any]:
         """{"ahead": [...]} of those that would be run now; nothing where there are none."""

@@ -9,6 +9,7 @@ import pytest
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.policies.memo import MemoPolicy
 from serve_app.config import load
+from serve_app.policies.memo_desk import MAX_OPEN_CALLS
 from tests.unit.gateway_bench import Bench
 from tests.unit.policy_kit import ManualClock, settings
 
@@ -163,3 +164,17 @@ def test_keys_differ_by_what_matters_only() -> None:
     assert made.key("t", "y", None, {}) is None
     assert made.key("t", "x", None, {"a": "x" * 300_000}) is None
     assert made.counters() == {"asked": 9, "not_allowed": 1, "too_long": 1}
+
+
+def test_a_tenant_with_many_runs_under_way_takes_no_place_of_another() -> None:
+    bench = Bench(policies=[{"name": "memo", "options": {"tools": TOOLS}}])
+    quiet = ask(bench, "lookup", tool="read", session_id="task-1")["ticket"]
+    desk = bench.gateway._memo
+    for number in range(MAX_OPEN_CALLS + 1):
+        desk._note("ops", f"ticket-{number}", "s", "d")
+    assert desk._open.get("one", quiet) is not None
+    assert len(desk._open) == MAX_OPEN_CALLS
+    ask(bench, "release", "ops", ticket=quiet)
+    assert desk._open.get("one", quiet) is not None, "a ticket is its own tenant's"
+    ask(bench, "release", ticket=quiet)
+    assert desk._open.get("one", quiet) is None
