@@ -51,7 +51,8 @@ def area_chart(
 
 
 def bar_chart(title: str, y_label: str, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> str:
-    """Bars of each series side by side in every group; None leaves its place empty."""
+    """Bars of each series side by side in every group; None leaves its place empty. A group's name breaks at its last
+    hyphen."""
     highest = max((value for values in series.values() for value in values if value is not None), default=1.0)
     frame = _Frame(title, "", y_label, float(max(len(groups), 1)), highest, x_ticks=False)
     width = (WIDTH - LEFT - RIGHT) / max(len(groups), 1) * 0.8 / max(len(series), 1)
@@ -64,7 +65,8 @@ def bar_chart(title: str, y_label: str, groups: Sequence[str], series: Mapping[s
                 frame.add(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>')
         frame.legend(number, name, colour)
     for group, name in enumerate(groups):
-        frame.text(frame.x(group + 0.5), HEIGHT - BOTTOM + 16, name, "middle")
+        for line, part in enumerate(name.rsplit("-", 1)):
+            frame.text(frame.x(group + 0.5), HEIGHT - BOTTOM + 16 + 13 * line, part, "middle")
     return frame.svg()
 
 

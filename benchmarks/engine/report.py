@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.engine.cells import CLOSED, MODES, Row, read_rows
 from benchmarks.engine.charts import Point, area_chart, bar_chart, line_chart
+from benchmarks.engine.overview import overview, overview_charts
 from benchmarks.engine.table import BOUND, Key, groups, markdown, policy_lines, title
 from benchmarks.trace_format import TraceError
 
@@ -20,7 +21,7 @@ SHOWN_AGENTS = 9
 def write_report(rows: Sequence[Row], folder: Path) -> Path:
     """report.md with a plot each for hit rate, time to first token, load and residency; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = ["# Policies on real vLLM", *markdown(rows), "", "## Plots", ""]
+    lines = ["# Policies on real vLLM", *overview(rows), *markdown(rows), "", "## Plots", ""]
     for name, svg in charts(rows):
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
         lines += [f"![{name}]({name}.svg)", ""]
@@ -31,6 +32,7 @@ def write_report(rows: Sequence[Row], folder: Path) -> Path:
 
 def charts(rows: Sequence[Row]) -> Iterable[tuple[str, str]]:
     """(file name without its ending, SVG)."""
+    yield from overview_charts(rows)
     by_key = groups(rows)
     for key, found in by_key.items():
         name = re.sub(r"[^a-z0-9.]+", "-", "-".join(str(part) for part in key).lower())

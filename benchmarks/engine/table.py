@@ -32,7 +32,7 @@ def policy_lines(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     by_policy = {name: [row for row in rows if row["policy"] == name] for name in MODES}
     lines = [_line(policy, found) for policy, found in by_policy.items() if found]
-    base = next((line for line in lines if line["policy"] in (STOCK, "lru")), None)
+    base = base_of(lines)
     if base is not None:
         for line in lines:
             line["ttft_change"] = _change(by_policy, line["policy"], base["policy"], "ttft_mean_s")
@@ -45,6 +45,11 @@ def policy_lines(rows: Sequence[Row]) -> list[dict[str, Any]]:
         gap = bound - base["hit_rate"]
         line["of_bound"] = (line["hit_rate"] - base["hit_rate"]) / gap if gap > 0.003 else None
     return [*lines, {"policy": BOUND, "hit_rate": bound, "of_bound": 1.0}]
+
+
+def base_of(lines: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line that the others are compared with; None if neither stock nor lru was measured."""
+    return next((line for line in lines if line["policy"] in (STOCK, "lru")), None)
 
 
 def _change(by_policy: Mapping[str, Sequence[Row]], policy: str, base: str, figure: str) -> float | None:
@@ -86,10 +91,14 @@ def markdown(rows: Iterable[Row]) -> list[str]:
 
 
 def title(key: Key) -> str:
-    workload, anchors, loop, load = key
+    workload, *setting = key
+    return f"{workload}, {way_of(*setting)}"
+
+
+def way_of(anchors: str, loop: str, load: float) -> str:
     size = "anchors as recorded" if anchors == "recorded" else f"anchors of {anchors} tokens"
     way = "closed loop" if loop == "closed" else f"open loop ({loop} arrivals) at {load:.0%} of stock's saturation"
-    return f"{workload}, {size}, {way}"
+    return f"{size}, {way}"
 
 
 def about(row: Row) -> str:

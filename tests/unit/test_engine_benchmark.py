@@ -15,6 +15,7 @@ from benchmarks.engine.cells import CLOSED, POISSON, Cell, Grid, Results, read_r
 from benchmarks.engine.charts import area_chart, bar_chart, line_chart, tick_step
 from benchmarks.engine.drive import Sample
 from benchmarks.engine.measures import best_hit_rate, percentile, summary
+from benchmarks.engine.overview import overview, overview_charts
 from benchmarks.engine.report import write_report
 from benchmarks.engine.run import compact
 from benchmarks.engine.schedule import Schedule, Shape, build_schedule, poisson_times, recorded_times
@@ -237,6 +238,32 @@ def test_a_report_has_every_table_and_plots_that_are_svg(tmp_path: Path) -> None
     for name in plots:
         ElementTree.fromstring((tmp_path / "out" / name).read_text())
         assert f"({name})" in report
+
+
+def test_workloads_side_by_side_with_the_median_one(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r.jsonl", "s")
+    for workload, reach_s in (("a-one", 0.9), ("b", 0.5), ("c", 0.8)):
+        results.add(Cell(workload, "recorded", CLOSED, 0.0, 1, "stock"), result(ttft_mean_s=1.0, hit_rate=0.1))
+        results.add(Cell(workload, "recorded", CLOSED, 0.0, 1, "reach"), result(ttft_mean_s=reach_s, hit_rate=0.3))
+    results.add(Cell("a-one", "recorded", POISSON, 0.7, 1, "reach"), result())
+    rows = list(results.rows.values())
+    table = overview(rows)
+    assert len([line for line in table if line.startswith("### ")]) == 1, "one workload alone is no overview"
+    assert [line.split(" | ")[6] for line in table if "reach" in line] == [
+        "0.90 s (-10%)", "0.50 s (-50%)", "0.80 s (-20%)", "-20%"
+    ]  # fmt: skip
+    charts = dict(overview_charts(rows))
+    assert list(charts) == ["all-hits-recorded-closed-0", "all-ttft-recorded-closed-0"]
+    for svg in charts.values():
+        ElementTree.fromstring(svg)
+
+
+def test_workloads_without_a_base_are_shown_without_changes(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r.jsonl", "s")
+    for workload in ("a", "b"):
+        results.add(Cell(workload, "recorded", CLOSED, 0.0, 1, "reach"), result())
+    rows = [line for line in overview(list(results.rows.values())) if "reach" in line]
+    assert len(rows) == 3 and all("%)" not in row for row in rows)
 
 
 def test_charts_of_nothing_and_of_zero_are_charts() -> None:
