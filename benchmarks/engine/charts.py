@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 62, 150, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 62, 150, 46, 44
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#222222", "#ee7733", "#999999", "#009988")
 
 Point = tuple[float, float]
@@ -80,7 +80,9 @@ class _Frame:
         self._x_most = x_most if not x_ticks else self._x_step * math.ceil(x_most / self._x_step - 1e-9) or 1.0
         self._y_most = self._y_step * math.ceil(y_most / self._y_step - 1e-9) or 1.0
         self._parts: list[str] = []
-        self.text(LEFT, 20, title, "start", size=13)
+        # What a chart is of and what it was measured on: one line is too long for both.
+        for line, part in enumerate(title.split(": ", 1)):
+            self.text(LEFT, 18 + 16 * line, part, "start", size=13 - 2 * line)
         self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label, "middle")
         self.add(
             f'<text transform="translate(14,{(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" '

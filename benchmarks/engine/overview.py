@@ -49,9 +49,9 @@ def overview_charts(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
         way = way_of(anchors, loop, load)
         name = f"{anchors}-{loop}-{load:g}"
         hits = {p: _bars(workloads.values(), p, "hit_rate", 100.0) for p in [*_policies(workloads.values()), BOUND]}
-        yield f"all-hits-{name}", bar_chart(f"Hit rate, {way}", "% of prompt tokens", list(workloads), hits)
+        yield f"all-hits-{name}", bar_chart(f"Hit rate: {way}", "% of prompt tokens", list(workloads), hits)
         times = {p: _bars(workloads.values(), p, "ttft_mean_s", 1.0) for p in _policies(workloads.values())}
-        yield f"all-ttft-{name}", bar_chart(f"TTFT, {way}", "mean, seconds", list(workloads), times)
+        yield f"all-ttft-{name}", bar_chart(f"TTFT: {way}", "mean, seconds", list(workloads), times)
 
 
 def _policies(workloads: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
