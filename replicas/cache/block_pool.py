@@ -265,8 +265,8 @@ class PoolOwners:
     def reset_prefix_cache(self) -> bool:
         done = self._stock["reset_prefix_cache"]()
         if done:
-            if self.directory.guard is not None:
-                self.directory.guard.emptied()
+            if self.directory.valuation.guard is not None:
+                self.directory.valuation.guard.emptied()
             self._known = self.pool.cached_block_hash_to_block
             self._blocks_by_hash = blocks_by_hash(self.pool)
             self.owner_of[:] = [None] * len(self.owner_of)

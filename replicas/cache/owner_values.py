@@ -30,8 +30,10 @@ STEPS = 1024
 """Values are rounded to 1/1024: less is no evidence, and equal values leave by recency."""
 
 WAITING_VALUE = 3.0
+LEAST_WAITING_VALUE = 2.0
 WAITING_STEP = 1e-9
-"""A waiting request's owners are above every forecast; of two, the earlier request's stay longer."""
+"""A waiting request's owners are above every forecast; of two, the earlier request's stay longer. It falls from the one
+towards the other, by less with each request, so that no number of requests takes it below."""
 
 CERTAIN = 0.999_999
 MOST_WORTH = 1.0 - 1e-15
@@ -66,6 +68,11 @@ class BlockOwner(Owner):
         self.worth = 0.0
         self.waiting: dict[int, None] = {}
 
+    @property
+    def forecast(self) -> float:
+        """What its value stands for, in [0, 1], whatever the weight; 1.0 for what waits and for what is protected."""
+        return 1.0 if self.value > 1.0 else self.worth
+
     def explain(self) -> None:
         """Bring `reason` up to date with `kind`, `waiting` and `listed`."""
         self.reason = WAITING if self.waiting and self.listed else self.kind
@@ -77,7 +84,8 @@ class BlockOwner(Owner):
         many sessions need at once, where each worth is nearly 1.
         """
         if self.waiting and self.listed:
-            return WAITING_VALUE - min(self.waiting) * WAITING_STEP
+            span = WAITING_VALUE - LEAST_WAITING_VALUE
+            return LEAST_WAITING_VALUE + span / (1.0 + min(self.waiting) * WAITING_STEP)
         urgency = -math.log1p(-min(self.worth, MOST_WORTH))
         return round(urgency / (1.0 + urgency) * weight * STEPS) / STEPS
 

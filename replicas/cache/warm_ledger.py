@@ -57,10 +57,6 @@ class WarmLedger:
             if len(self._actions) > self._max_actions:
                 self._end(next(iter(self._actions)), WASTED, "displaced")
 
-    def set_deadline(self, action_id: str, deadline_s: float) -> None:
-        if action_id in self._actions:
-            self._actions[action_id].deadline_s = deadline_s
-
     def fill(self, action_id: str, block_id: int) -> None:
         action = self._actions.get(action_id)
         if action is not None:

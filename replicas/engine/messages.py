@@ -21,7 +21,7 @@ ADDITIONAL_CONFIG_KEY = "agent_runtime"
 """Key in vLLM's `additional_config` under which EngineSettings reach the engine process."""
 
 WARMUP_DEADLINE_S = 60.0
-"""A warm-up not hit for so long is wasted, unless its own deadline was handed down."""
+"""A warm-up not hit for so long is wasted."""
 
 ANSWER = b"\x00"
 FAULT = b"\x01"
@@ -65,18 +65,17 @@ class EngineTables:
 
     tables: workload -> ReachTables bytes. ended: (workload, session). queue_policies: the policies that order the
     waiting queue, as a JSON list of their settings; JSON since options may hold numbers that msgpack can't.
-    deadlines_s: warm-up action -> seconds from now after which it counts as wasted. with_sessions asks for the live
-    sessions, and for all anchors to be reported anew: what a new actor needs.
+    with_sessions asks for the live sessions, and for all anchors to be reported anew: what a new actor needs.
+    with_anchors asks for the anchors alone: an answer that had some was lost.
     """
 
     tables: dict[str, bytes] = field(default_factory=dict)
     ended: list[tuple[str, str]] = field(default_factory=list)
     policy: str | None = None
     weight: float | None = None
-    arrival_share: float | None = None
     queue_policies: str | None = None
-    deadlines_s: dict[str, float] = field(default_factory=dict)
     with_sessions: bool = False
+    with_anchors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class SimulatedPort:
             running=self._core.running,
             waiting=self._core.waiting,
             resident=cache.residency(),
-            sessions=directory.sessions() if down.with_sessions else [],
+            sessions=directory.sessions(time.time()) if down.with_sessions else [],
             anchors=tuple(anchor_from(found) for found in cache.finder.take()),
             evicted_blocks=cache.evicted_blocks,
             rejected=rejected,
