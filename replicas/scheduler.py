@@ -85,7 +85,8 @@ class AgentSchedulerMixin:
                 request.request_id,
                 params.extra_args if params is not None else None,
                 request.block_hashes,
-                request.prompt_token_ids,
+                # Token ids of a prompt with images or sounds don't say what is in its blocks.
+                None if request.mm_features else request.prompt_token_ids,
                 request.cache_salt,
                 request.lora_request.lora_name if request.lora_request else None,
                 request.priority,

@@ -71,6 +71,15 @@ class WarmLedger:
             if action_id is not None and self._actions[action_id].agent == agent:
                 self._end(action_id, USEFUL, "hit")
 
+    def move(self, source: int, target: int) -> None:
+        """A block's content is another's from now on."""
+        action_id = self.block_actions.pop(source, None)
+        if action_id is not None:
+            left = self._actions[action_id].left
+            left.discard(source)
+            left.add(target)
+            self.block_actions[target] = action_id
+
     def lose(self, block_id: int) -> None:
         """A block lost its content."""
         action_id = self.block_actions.pop(block_id, None)
