@@ -68,6 +68,14 @@ class ReplicaMap:
             return []
         self._replicas[report.replica] = ReplicaState(report, now_s)
         self._replicas.move_to_end(report.replica)
+        return self._trim()
+
+    def resize(self, cap: int) -> list[str]:
+        """Another cap; returns replicas dropped at it."""
+        self.cap = cap
+        return self._trim()
+
+    def _trim(self) -> list[str]:
         gone = []
         while len(self._replicas) > self.cap:
             gone.append(self._replicas.popitem(last=False)[0])
@@ -133,7 +141,7 @@ class AnchorStore:
     """
 
     def __init__(self, max_anchors: int, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._anchors: FairMap[str, Anchor] = FairMap(max_anchors)
         self.num_bytes = 0
         self.dropped = 0
@@ -141,13 +149,16 @@ class AnchorStore:
     def __len__(self) -> int:
         return len(self._anchors)
 
-    @property
-    def max_anchors(self) -> int:
-        return self._anchors.cap
+    def resize(self, max_anchors: int, max_bytes: int) -> None:
+        """Other bounds, at once."""
+        self._anchors.cap, self._max_bytes = max_anchors, max_bytes
+        self._trim("")
 
-    @max_anchors.setter
-    def max_anchors(self, cap: int) -> None:
-        self._anchors.cap = cap
+    def _trim(self, owner: str) -> None:
+        """`owner`: the workload that added."""
+        while len(self._anchors) > self._anchors.cap or self.num_bytes > self._max_bytes:
+            self._remove(*self._anchors.oldest(owner))
+            self.dropped += 1
 
     def record(self, event: AnchorRecorded) -> None:
         """Raises MessageError for token ids that aren't whole int32 values."""
@@ -158,9 +169,7 @@ class AnchorStore:
         kept = Anchor(event.digest, tokens, event.token_ids, event.cache_salt, event.lora_name)
         self._anchors.part(event.workload)[event.agent] = kept
         self.num_bytes += len(event.token_ids)
-        while len(self._anchors) > self.max_anchors or self.num_bytes > self.max_bytes:
-            self._remove(*self._anchors.oldest(event.workload))
-            self.dropped += 1
+        self._trim(event.workload)
 
     def get(self, workload: str, agent: str) -> Anchor | None:
         anchor = self._anchors.get(workload, agent)
@@ -178,7 +187,7 @@ class AnchorStore:
 
     def check_invariants(self) -> None:
         assert self.num_bytes == sum(len(a.token_ids) for _, part in self._anchors for a in part.values())
-        assert len(self._anchors) <= self.max_anchors and self.num_bytes <= self.max_bytes
+        assert len(self._anchors) <= self._anchors.cap and self.num_bytes <= self._max_bytes
 
 
 def check_report(report: ReplicaReport) -> None:

@@ -21,6 +21,16 @@ class SharedState:
         self.replica_map = ReplicaMap(settings.max_replicas)
         self.anchors = AnchorStore(settings.max_anchors, settings.max_anchor_bytes)
 
+    def configure(self, settings: RuntimeSettings) -> list[str]:
+        """Other bounds and times; what was learned stays, but for the workloads that are too many: their names."""
+        before = self.learned
+        self.learned = LearnedState.restore(before.dump(), settings)
+        self.learned.refused = before.refused
+        self.learned.ledger.suppressed = before.ledger.suppressed
+        self.anchors.resize(settings.max_anchors, settings.max_anchor_bytes)
+        self.table_interval_s = settings.table_interval_s
+        return [name for name in before.workloads if name not in self.learned.workloads]
+
     @property
     def replicas(self) -> Iterable[ReplicaState]:
         return self.replica_map

@@ -86,7 +86,7 @@ class Workload:
 
     def finished(self, event: RequestFinished) -> None:
         self.agents.touch(event.agent)[0].completed(event)
-        session = self.sessions.get(event.session)
+        session = self.sessions.use(event.session)
         if session is not None:
             session.last_seen_s = max(session.last_seen_s, event.t_s)
         use = self.replica_use.pop(event.replica, None) or ReplicaUse()
@@ -98,7 +98,7 @@ class Workload:
         use.cached_tokens += event.cached_tokens
 
     def tool_returned(self, session: str, t_s: float) -> None:
-        record = self.sessions.get(session)
+        record = self.sessions.use(session)
         if record is not None:
             record.last_seen_s = max(record.last_seen_s, t_s)
 

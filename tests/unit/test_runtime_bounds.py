@@ -1,0 +1,94 @@
+"""The runtime's bounds while it runs: others are configured, and what is used last goes last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime_actor.messages import RequestArrived, ToolReturned
+from runtime_actor.policies.base import Observation, Policy
+from runtime_actor.policies.host import PolicyHost
+from runtime_actor.settings import PluggedSettings, RuntimeSettings
+from tests.unit.runtime_kit import Kit
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"max_workloads": 1},
+        {"max_anchors": 1},
+        {"max_anchor_bytes": 2048},
+        {"max_replicas": 1},
+        {"max_sessions": 1, "max_known_agents": 2},
+        {"max_ended": 16},
+    ],
+    ids=str,
+)
+def test_smaller_bounds_hold_from_the_moment_they_are_configured(bounds: dict[str, int]) -> None:
+    kit = Kit()
+    for tenant in ("t1", "t2", "t3"):
+        kit.teach("abc", sessions=10, tenant=tenant)
+        kit.runtime.handle([kit.anchor(agent, tenant) for agent in "abc"])
+        kit.exchange(f"replica of {tenant}", report=kit.report(f"replica of {tenant}"))
+        kit.clock.advance(1.0)
+    kit.exchange()
+    assert kit.runtime.configure(RuntimeSettings.from_dict(bounds), 2)
+    kit.runtime.check_invariants()
+    known = set(kit.runtime.shared.learned.workloads)
+    assert set(kit.runtime.snapshot()["tables"]) <= known, "tables of a workload that is gone"
+    assert {workload for workload, _ in kit.runtime.shared.anchors._anchors} <= known
+    assert len(kit.exchange(version=0).ended) <= kit.runtime.settings.max_ended
+    assert len(known) == min(3, kit.runtime.settings.max_workloads) and "t3" in known
+
+
+def tool_returned(kit: Kit, session: str) -> dict[str, Any]:
+    return ToolReturned(kit.event_id(), kit.clock(), "t", "t", session, "search").to_wire()
+
+
+def test_a_session_in_a_long_tool_call_keeps_no_silent_one_alive() -> None:
+    """The silent ones came after it, and so are behind it in the order of arrivals."""
+    kit = Kit(session_idle_s=60.0)
+    kit.exchange(events=[kit.arrived("at work", "a")])
+    kit.exchange(events=[kit.arrived("silent", "a")])
+    for _ in range(10):
+        kit.clock.advance(20.0)
+        kit.exchange(events=[tool_returned(kit, "at work")])
+    assert set(kit.runtime.shared.learned.workloads["t"].model.sessions) == {"at work"}
+    kit.runtime.check_invariants()
+
+
+def test_at_the_cap_a_session_in_a_long_tool_call_is_not_the_one_unused_for_longest() -> None:
+    kit = Kit(max_sessions=2)
+    kit.exchange(events=[kit.arrived("at work", "a")])
+    kit.clock.advance(1.0)
+    kit.exchange(events=[kit.arrived("silent", "a")])
+    kit.clock.advance(1.0)
+    kit.exchange(events=[tool_returned(kit, "at work")])
+    kit.exchange(events=[kit.arrived("new", "a")])
+    assert set(kit.runtime.shared.learned.workloads["t"].model.sessions) == {"at work", "new"}
+    kit.runtime.check_invariants()
+
+
+class Watcher(Policy):
+    name = "watcher"
+    in_place = True
+
+    def __init__(self, seen: list[Observation]) -> None:
+        self.settings = PluggedSettings("watcher")
+        self.seen = seen
+
+    def observe(self, event: Observation) -> None:
+        self.seen.append(event)
+
+
+def test_policies_see_only_what_was_applied() -> None:
+    """An event in whose workload another tenant is at home is dropped for everybody."""
+    kit = Kit()
+    seen: list[Observation] = []
+    kit.runtime.host = PolicyHost([Watcher(seen)], failure_limit=1)
+    foreign = {**kit.arrived("s", "a"), "tenant": "somebody else"}
+    assert kit.runtime.handle([kit.arrived("s", "a"), foreign, tool_returned(kit, "s")]) == 2
+    nowhere = ToolReturned(kit.event_id(), kit.clock(), "x", "nowhere", "s", "search").to_wire()
+    assert kit.runtime.handle([nowhere]) == 0
+    assert [type(event) for event in seen] == [RequestArrived, ToolReturned]
