@@ -138,7 +138,7 @@ class MemoStore:
             if entry.is_ahead:
                 entry.is_ahead = False
                 self._ahead.used(key[0])
-            if limits.sample and key not in self._refreshes and self._sampled(limits.sample):
+            if limits.sample and self._may_sample(key, now_s) and self._sampled(limits.sample):
                 return self._lead(key, tool, limits, now_s, is_refresh=True)
             self.counts["hits"] += 1
             return Hit(entry.value, now_s - entry.stored_s)
@@ -151,6 +151,15 @@ class MemoStore:
             self._land(flight)
         self.counts["misses"] += 1
         return self._lead(key, tool, limits, now_s, is_refresh=False)
+
+    def _may_sample(self, key: Key, now_s: float) -> bool:
+        """One at a time; one whose caller never came back is given up with its lease."""
+        under_way = self._refreshes.get(key)
+        if under_way is not None and under_way.ends_s <= now_s:
+            self.counts["leases_ended"] += 1
+            self._land(under_way)
+            return True
+        return under_way is None
 
     def look_ahead(self, key: Key, tool: str, limits: Limits, bounds: AheadBounds, now_s: float) -> Run | Refused:
         """As `look`, for a call that nobody has made yet: it is run only if that is of use and within bounds."""

@@ -20,9 +20,7 @@ SLACK = 9 / 8
 class TenantFloors:
     """Counts a cache's blocks by tenant and says who is protected."""
 
-    def __init__(
-        self, valuation: Valuation, owner_of: Sequence[BlockOwner | None], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, valuation: Valuation, owner_of: Sequence[BlockOwner | None], clock: Callable[[], float]) -> None:
         self._valuation = valuation
         self._owner_of = owner_of
         self._clock = clock

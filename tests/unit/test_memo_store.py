@@ -95,6 +95,18 @@ def test_a_sampled_hit_is_run_again_and_compared(value: bytes, counted: str) -> 
     assert made.look(KEY, "search", LIMITS, 2.0) == Hit(value, 0.0)
 
 
+def test_a_sample_that_never_comes_back_is_not_the_last_one() -> None:
+    made = store(sampled=True)
+    put(made)
+    often = Limits(100.0, 10.0, 0.5, 1000)
+    lost = made.look(KEY, "search", often, 1.0)
+    assert isinstance(lost, Run) and isinstance(made.look(KEY, "search", often, 10.9), Hit)
+    again = made.look(KEY, "search", often, 11.0)
+    assert isinstance(again, Run) and again.is_refresh and again.ticket not in (None, lost.ticket)
+    assert made.num_flights == 1
+    made.check_invariants()
+
+
 def test_bytes_are_bounded_and_the_largest_tenant_gives_way() -> None:
     size = ENTRY_BYTES + 100
     made = store(max_bytes=4 * size, per_tenant=3 * size)
