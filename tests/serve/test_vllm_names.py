@@ -24,7 +24,7 @@ from vllm.v1.engine.core_client import AsyncMPClient
 
 from replicas.cache.block_pool import WRAPPED, PoolOwners
 from replicas.engine.link import EXCHANGE, PROBE
-from replicas.engine.responses import STATE
+from replicas.engine.ray_engine import CLIENT, MODELS, STATE, TOKENIZATION
 from replicas.free_queue import OwnerFreeQueue
 from replicas.scheduler import AgentSchedulerMixin
 from serve_app.routes.messages import STOP_REASONS
@@ -108,11 +108,11 @@ def test_the_utility_channel_reaches_engine_core() -> None:
     assert isinstance(inspect.getattr_static(AsyncLLM, "errored"), property)
     assert "self.engine_core" in inspect.getsource(AsyncLLM.__init__)
     assert "request_block_hasher" in inspect.getsource(EngineCore.__init__)
-    assert "self._engine_client" in inspect.getsource(vllm_engine.VLLMEngine)
 
 
 def test_rays_engine_has_vllms_serving_objects() -> None:
-    assert f"self.{STATE} = state" in inspect.getsource(vllm_engine.VLLMEngine.start)
+    source = inspect.getsource(vllm_engine.VLLMEngine)
+    assert all(f"self.{name} = " in source for name in (CLIENT, STATE, MODELS, TOKENIZATION)), "a name moved"
     assert "state.openai_serving_responses = " in inspect.getsource(init_generate_state)
     assert parameters(OpenAIServingResponses.create_responses) == ["self", "request", "raw_request"]
 

@@ -146,6 +146,20 @@ def test_runs_under_way_are_bounded() -> None:
     assert made.num_flights == 1 and made.counts["leases_ended"] == MAX_FLIGHTS
 
 
+def test_a_tenant_that_takes_every_run_leaves_others_their_part() -> None:
+    """Its tools take for ever, or it never says what came of them."""
+    made = store()
+    flood = [ticket(made, ("t", str(number))) for number in range(MAX_FLIGHTS)]
+    mine = [ticket(made, ("u", str(number))) for number in range(MAX_FLIGHTS // 2)]
+    assert made.look(("u", "too many"), "search", LIMITS, 1.0) == Run(None), "its own part, no more"
+    assert made.look(("t", "too many"), "search", LIMITS, 1.0) == Run(None)
+    assert made.num_flights == MAX_FLIGHTS
+    assert made.store("u", mine[0], b"1", 1.0) == "stored"
+    assert made.store("t", flood[0], b"1", 1.0) == "unknown_ticket", "the oldest gave way"
+    assert made.store("t", flood[-1], b"1", 1.0) == "stored"
+    made.check_invariants()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_random_histories_keep_the_account(seed: int) -> None:
     rng = random.Random(seed)
