@@ -201,6 +201,8 @@ def check_report(report: ReplicaReport) -> None:
     _check_nested("anchors", report.anchors, _is_anchor)
     if len(report.sessions) > MAX_SESSIONS_PER_REPORT or not all(map(_is_session, report.sessions)):
         raise MessageError("replica_report: 'sessions' must be rows [workload, session, previous, current, t_s]")
+    if not all(map(_is_policy_row, report.policies)):
+        raise MessageError("replica_report: 'policies' must be mappings with whole numbers as counts")
 
 
 def _check_nested(name: str, values: Mapping[Any, Any], valid: Any) -> None:
@@ -219,6 +221,14 @@ def _is_count(value: Any) -> bool:
 
 def _is_anchor(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str) and _is_count(value[1])
+
+
+def _is_policy_row(row: Any) -> bool:
+    if not isinstance(row, dict):
+        return False
+    counts = [row[name] for name in ("decisions", "failures", "slow") if row.get(name) is not None]
+    counters = row.get("counters") or {}
+    return isinstance(counters, dict) and all(isinstance(count, int) for count in [*counts, *counters.values()])
 
 
 def _is_session(row: Any) -> bool:

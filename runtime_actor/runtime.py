@@ -5,6 +5,7 @@ One exchange is: take events -> take the caller's report -> let time pass -> sco
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -334,7 +335,7 @@ class AgentRuntime:
         cls, values: Any, settings: RuntimeSettings, config_version: int, clock: Callable[[], float], epoch: int
     ) -> Self:
         """Back from a dump, under the newer of its settings and `settings`; at the same version the
-        dump's, which also hold what `set_policy` changed.
+        dump's, which also hold what `set_policy` changed. Settings that this code refuses are `settings` again.
 
         Raises:
             CheckpointError: an unknown format or damaged content.
@@ -343,8 +344,9 @@ class AgentRuntime:
             if values["format"] != STATE_FORMAT:
                 raise CheckpointError(f"runtime state of unknown format {values['format']!r}")
             if int(values["config_version"]) >= config_version:
-                config_version = int(values["config_version"])
-                settings = RuntimeSettings.from_dict(values["settings"])
+                with contextlib.suppress(ConfigurationError):
+                    settings = RuntimeSettings.from_dict(values["settings"])
+                    config_version = int(values["config_version"])
             runtime = cls(settings, clock, max(epoch, int(values["epoch"]) + 1))
             runtime.config_version = config_version
             runtime._downlink.version = int(values["version"]) + 1

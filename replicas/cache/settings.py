@@ -49,5 +49,8 @@ class ValueSettings:
             raise ValueError(f"tenant_floor must be within [0, {MAX_FLOOR:g}], got {self.tenant_floor}")
         if not 0.0 < self.priority_share <= 1.0:
             raise ValueError(f"priority_share must be within (0, 1], got {self.priority_share}")
-        if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
-            raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
+        if not 0.0 <= self.arrival_share <= 1000.0 or not (self.tick_s > 0.0 and self.refresh_s >= 0.0):
+            raise ValueError("arrival_share must be within [0, 1000], tick_s positive and refresh_s not negative")
+        for cap in ("max_workloads", "max_sessions", "max_agents_per_session", "max_shared_owners"):
+            if getattr(self, cap) < 1:
+                raise ValueError(f"{cap} must be at least 1, got {getattr(self, cap)}")

@@ -92,3 +92,16 @@ def test_policies_see_only_what_was_applied() -> None:
     nowhere = ToolReturned(kit.event_id(), kit.clock(), "x", "nowhere", "s", "search").to_wire()
     assert kit.runtime.handle([nowhere]) == 0
     assert [type(event) for event in seen] == [RequestArrived, ToolReturned]
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["text", {"name": "batch_shaping", "counters": "many"}, {"name": "x", "decisions": "1"}, {"counters": {"a": []}}],
+)
+def test_a_report_with_odd_policies_is_left_aside(row: Any) -> None:
+    """Of a replica of another version; what one replica says must not take the state away from the operator."""
+    kit = Kit(policies=[{"name": "kv_cache"}, {"name": "batch_shaping"}])
+    kit.exchange("r1", report=kit.report("r1"))
+    kit.exchange("r2", report=kit.report("r2", policies=[row]))
+    assert [replica["replica"] for replica in kit.runtime.state()["replicas"]] == ["r1"]
+    assert kit.runtime.reports_invalid == 1
