@@ -118,10 +118,7 @@ class LearnedState:
             for replica in entry.replicas:
                 self.ledger.replica_lost(replica)
         self._expire(entry.now_s, changes)
-        if self.log.full:
-            self.log.rebase(self.dump())
-        else:
-            self.log.append(entry)
+        self.log.append(entry)
         return changes
 
     def due(self, now_s: float) -> bool:
@@ -228,8 +225,10 @@ class LearnedState:
         learned.log.rebase(values)
         return learned
 
-    def replayed(self) -> LearnedState:
-        """A second state, rebuilt from the log's base and entries; equal to this one."""
+    def replayed(self) -> LearnedState | None:
+        """A second state, rebuilt from the log's base and entries; equal to this one. None: the log isn't whole."""
+        if not self.log.is_whole:
+            return None
         base = self.log.base
         fresh = LearnedState(self.settings) if base is None else LearnedState.restore(base, self.settings)
         for entry in self.log:

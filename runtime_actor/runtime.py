@@ -320,14 +320,16 @@ class AgentRuntime:
         return runtime_stats(self.shared, exchanges=self.exchanges, callers=len(self._pace))
 
     def dump(self) -> dict[str, Any]:
-        """What a checkpoint holds: JSON types only, no token ids, no salts."""
+        """What a checkpoint holds, not to be changed: JSON types only, no token ids, no salts."""
+        learned = self.shared.learned.dump()
+        self.shared.learned.log.rebase(learned)
         return {
             "format": STATE_FORMAT,
             "epoch": self.epoch,
             "version": self.version,
             "config_version": self.config_version,
             "settings": self.settings.to_dict(),
-            "learned": self.shared.learned.dump(),
+            "learned": learned,
         }
 
     @classmethod

@@ -105,3 +105,19 @@ def test_a_report_with_odd_policies_is_left_aside(row: Any) -> None:
     kit.exchange("r2", report=kit.report("r2", policies=[row]))
     assert [replica["replica"] for replica in kit.runtime.state()["replicas"]] == ["r1"]
     assert kit.runtime.reports_invalid == 1
+
+
+def test_the_log_is_bounded_without_reading_out_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes as long as a checkpoint, while nobody is answered, and would be due every few seconds."""
+    kit = Kit(max_log_events=16)
+    learned = kit.runtime.shared.learned
+    with monkeypatch.context() as during:
+        during.setattr(learned, "dump", lambda: pytest.fail("the state was read out"))
+        for number in range(100):
+            kit.exchange(events=[kit.arrived(f"s{number % 3}", "ab"[number % 2])])
+            assert len(learned.log) <= 16
+    assert learned.replayed() is None
+    kit.runtime.dump()
+    kit.exchange(events=[kit.arrived("s1", "c")])
+    replayed = learned.replayed()
+    assert replayed is not None and replayed.dump() == learned.dump(), "from a checkpoint's state on"
