@@ -58,7 +58,8 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What the keeper needs of a request that joined the queue."""
+    """What the keeper needs of a request that joined the queue. `first_choice`: the id of its client's request's first
+    choice if this is another one, else empty."""
 
     request_id: str
     extra_args: Any
@@ -67,6 +68,7 @@ class Arrival:
     cache_salt: str | None
     lora_name: str | None
     priority: int = 0
+    first_choice: str = ""
 
 
 def _guarded(
@@ -145,8 +147,9 @@ class CacheKeeper:
     def arrived(self, arrival: Arrival) -> None:
         self._floors.look()
         tag = _tag_of(arrival.extra_args)
-        claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes, arrival.priority)
-        if tag is None or claim.agent is None:
+        first = self.directory.claims.get(arrival.first_choice)
+        claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes, arrival.priority, first)
+        if tag is None or claim.agent is None or first is not None:
             return
         if claim.is_warmup:
             deadline_s = self._clock() + self._warmup_deadline_s

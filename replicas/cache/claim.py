@@ -48,6 +48,16 @@ class Claim:
         self.sequence = 0
         self.reads_rest = True
 
+    def of_another_choice(self, request_id: str) -> Claim:
+        """As this one, for another choice of the same client's request: no further step of its session."""
+        other = Claim(request_id, self.tag, self.rest)
+        other.set_runs(self.runs)
+        other.reads_rest = self.reads_rest
+        other.agent, other.session = self.agent, self.session
+        if other.session is not None:
+            other.session.active += 1
+        return other
+
     @property
     def owners(self) -> Iterator[BlockOwner]:
         """Those whose blocks it needs."""

@@ -70,13 +70,25 @@ class OwnerDirectory:
 
     # --- requests -----------------------------------------------------------------------------------
 
-    def arrive(self, request_id: str, tag: OwnerTag | None, block_hashes: Sequence[bytes], priority: int = 0) -> Claim:
-        """A request joined the waiting queue; its owners' blocks are needed next. `priority`: lower is earlier."""
+    def arrive(
+        self,
+        request_id: str,
+        tag: OwnerTag | None,
+        block_hashes: Sequence[bytes],
+        priority: int = 0,
+        first: Claim | None = None,
+    ) -> Claim:
+        """A request joined the waiting queue; its owners' blocks are needed next.
+
+        `priority`: lower is earlier. `first`: of the first choice, if this is another one of the same client's request.
+        """
         if tag is None:
             claim = Claim(request_id, None, self.nobody)
         elif tag.request_kind == WARMUP:
             claim = Claim(request_id, tag, self._shared_owner(((tag.workload, tag.agent),)))
             claim.agent = (tag.workload, tag.agent)
+        elif first is not None and first.tag == tag:
+            claim = first.of_another_choice(request_id)
         else:
             claim = self._claim(request_id, tag, block_hashes)
             if claim.session is not None and priority <= MAX_PRIORITY_STEPS:

@@ -78,6 +78,23 @@ def test_warm_ups_touch_neither_sessions_nor_boundaries(directory: OwnerDirector
     assert claim.anchor_tokens == 0
 
 
+def test_choices_of_one_request_are_one_step_of_their_session(directory: OwnerDirectory) -> None:
+    """The engine runs each choice as a request of its own; the actor learns of one."""
+    one_request(directory, "before", "b", "s")
+    prompt = hashes(("x", 3))
+    first = directory.arrive("0_r", tag("a", "s"), prompt)
+    others = [directory.arrive(f"{i}_r", tag("a", "s"), prompt, first=first) for i in (1, 2)]
+    session = first.session
+    assert session is not None and (session.previous, session.current) == ("b", "a")
+    assert session.visits == {"a": 1, "b": 1} and session.active == 3
+    assert {other.rest for other in others} == {first.rest} and all(other.session is session for other in others)
+    for name in ("0_r", "1_r", "2_r"):
+        directory.started(name)
+        directory.finished(name)
+    assert session.active == 0
+    directory.check_invariants()
+
+
 def test_a_tenant_at_work_loses_nothing_to_tables_of_others(directory: OwnerDirectory) -> None:
     """A cluster may have more tenants than an engine has room for; all their tables come to every engine."""
     cap = directory.settings.max_workloads
