@@ -9,13 +9,10 @@ import numpy as np
 
 from replicas.cache.anchor_finder import FoundAnchor
 from runtime_actor.errors import MessageError
-from runtime_actor.messages import MAX_REPORTED_AGENTS
+from runtime_actor.messages import MAX_REPORTED_AGENTS, TOKEN_BYTES
 
 AnchorKey = tuple[str, str, str]
 """(workload, agent, digest)."""
-
-TOKEN_BYTES = 4
-"""Token ids travel as little-endian int32."""
 
 
 @dataclass(frozen=True, slots=True)

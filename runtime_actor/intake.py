@@ -10,11 +10,10 @@ from typing import Any
 
 from runtime_actor.errors import MessageError
 from runtime_actor.ledger import IssuedAction
-from runtime_actor.messages import AnchorRecorded, Message, RequestFinished, event_from_wire
+from runtime_actor.messages import MAX_NUMBER, AnchorRecorded, Message, RequestFinished, event_from_wire
 
 MAX_ID_CHARACTERS = 256
 MAX_EVENTS_PER_CALL = 4096
-MAX_NUMBER = 2**53
 ALLOWED_CLOCK_SKEW_S = 5.0
 
 

@@ -32,7 +32,7 @@ from replicas.engine.messages import (
 )
 from replicas.free_queue import OwnerFreeQueue
 from runtime_actor.errors import MessageError
-from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.messages import OwnerTag
 from runtime_actor.tables import ReachTables
 
 logger = logging.getLogger(__name__)
@@ -311,12 +311,8 @@ class CacheKeeper:
 
 
 def _tag_of(extra_args: Any) -> OwnerTag | None:
-    """The request's owner; a missing or bad tag makes it nobody's, never an error."""
-    if not isinstance(extra_args, dict) or OWNER_XARG not in extra_args:
-        return None
-    try:
-        tag = OwnerTag.decode(extra_args[OWNER_XARG])
-    except MessageError:
+    tag = OwnerTag.of(extra_args)
+    if tag is None:
         return None
     names = (tag.workload, tag.agent, tag.session)
     fits = all(name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS for name in names)

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replicas.cache.sharing import AgentKey
-
-USEFUL = "useful"
-WASTED = "wasted"
+from runtime_actor.messages import USEFUL, WASTED
 
 MAX_ACTIONS = 256
 """Open warm-ups; beyond it the oldest is closed as wasted."""
