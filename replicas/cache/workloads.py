@@ -9,10 +9,11 @@ from replicas.cache.owner_values import WorkloadValues
 
 
 class Workloads:
-    """At most `most`; the least recently used goes first, but none that has live sessions before one that has none.
+    """At most `most`. The least recently used goes first: before all others one of which only tables are known, and then
+    one that has no live sessions.
 
-    Tables of all tenants come to every replica, and of those of others some can be done without: a tenant that comes
-    has its tables again with the next change, which its own request is.
+    Tables of all tenants come to every replica, and of those that aren't served there they can be done without: a
+    tenant that comes has its tables again with the next change, which its own request is.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,24 +31,29 @@ class Workloads:
 
     def use(self, name: str) -> tuple[WorkloadValues, WorkloadValues | None]:
         """(the workload of a request, the one that had to go for it)."""
-        found, gone = self._workloads.get(name), None
-        if found is None:
-            gone = self._make_room()
-            found = self._workloads[name] = WorkloadValues(name)
-        self._workloads.move_to_end(name)
-        return found, gone
+        gone = None
+        if name not in self._workloads and len(self) >= self._most:
+            gone = self._never_served() or next((known for known in self if not known.sessions), next(iter(self)))
+        return self._put(name, gone), gone
 
     def for_tables(self, name: str) -> tuple[WorkloadValues | None, WorkloadValues | None]:
-        """As `use`; (None, None) where all that are known have sessions: no session ends for another's tables."""
-        known = self._workloads.get(name)
-        if known is not None:
-            return known, None
-        if len(self) >= self._most and all(workload.sessions for workload in self):
-            return None, None
-        return self.use(name)
+        """As `use`; (None, None) where one that was served here would have to go."""
+        gone = None
+        if name in self._workloads:
+            return self._workloads[name], None
+        if len(self) >= self._most:
+            gone = self._never_served()
+            if gone is None:
+                return None, None
+        return self._put(name, gone), gone
 
-    def _make_room(self) -> WorkloadValues | None:
-        if len(self) < self._most:
-            return None
-        victim = next((workload for workload in self if not workload.sessions), None) or next(iter(self))
-        return self._workloads.pop(victim.name)
+    def _never_served(self) -> WorkloadValues | None:
+        return next((known for known in self if not known.sessions_of), None)
+
+    def _put(self, name: str, gone: WorkloadValues | None) -> WorkloadValues:
+        if gone is not None:
+            del self._workloads[gone.name]
+        if name not in self._workloads:
+            self._workloads[name] = WorkloadValues(name)
+        self._workloads.move_to_end(name)
+        return self._workloads[name]

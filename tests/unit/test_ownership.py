@@ -109,6 +109,11 @@ def test_a_tenant_at_work_loses_nothing_to_tables_of_others(directory: OwnerDire
         one_request(directory, f"q{i}", "a", "s", workload=f"here {i}")
     directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), "elsewhere"))
     assert len(directory.sessions(0.0)) == cap, "nor where all are at work"
+    for i in range(cap):
+        directory.end(f"here {i}", "s")
+    directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), "elsewhere"))
+    learnt = [directory._workloads.get(f"here {i}") for i in range(cap)]
+    assert all(known is not None and known.sessions_of for known in learnt), "nor what was learnt, between two sessions"
     directory.check_invariants()
 
 
