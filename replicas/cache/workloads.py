@@ -9,7 +9,7 @@ from replicas.cache.owner_values import WorkloadValues
 
 
 class Workloads:
-    """At most `most`. The least recently used goes first: before all others one of which only tables are known, and then
+    """At most `most`. The least recently used goes first: before all others one of which only tables are known, then
     one that has no live sessions.
 
     Tables of all tenants come to every replica, and of those that aren't served there they can be done without: a
@@ -38,13 +38,12 @@ class Workloads:
 
     def for_tables(self, name: str) -> tuple[WorkloadValues | None, WorkloadValues | None]:
         """As `use`; (None, None) where one that was served here would have to go."""
-        gone = None
         if name in self._workloads:
             return self._workloads[name], None
-        if len(self) >= self._most:
-            gone = self._never_served()
-            if gone is None:
-                return None, None
+        is_full = len(self) >= self._most
+        gone = self._never_served() if is_full else None
+        if is_full and gone is None:
+            return None, None
         return self._put(name, gone), gone
 
     def _never_served(self) -> WorkloadValues | None:
