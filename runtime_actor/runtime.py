@@ -91,9 +91,10 @@ class AgentRuntime:
                 self.shared.anchors.record(anchor)
             except MessageError:
                 learned.refused["events_invalid"] += 1
-        self._take_changes(ingested.changes)
         applied = ingested.changes.applied
         self.host.observe_all(applied)
+        # After it: what policies keep of a workload that was dropped goes with it.
+        self._take_changes(ingested.changes)
         if applied:
             self._downlink.changed()
         return len(applied)

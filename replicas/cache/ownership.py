@@ -172,7 +172,9 @@ class OwnerDirectory:
                 continue
             if waiting:
                 owner.waiting[claim.sequence] = None
-            elif owner.waiting.pop(claim.sequence, 0) == 0:
+            elif claim.sequence in owner.waiting:
+                del owner.waiting[claim.sequence]
+            else:
                 continue
             owner.explain()
             self.valuation.touch(owner)

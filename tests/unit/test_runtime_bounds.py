@@ -9,6 +9,7 @@ import pytest
 from runtime_actor.messages import RequestArrived, ToolReturned
 from runtime_actor.policies.base import Observation, Policy
 from runtime_actor.policies.host import PolicyHost
+from runtime_actor.policies.kv_cache import KvCachePolicy
 from runtime_actor.settings import PluggedSettings, RuntimeSettings
 from tests.unit.runtime_kit import Kit
 
@@ -121,3 +122,11 @@ def test_the_log_is_bounded_without_reading_out_the_state(monkeypatch: pytest.Mo
     kit.exchange(events=[kit.arrived("s1", "c")])
     replayed = learned.replayed()
     assert replayed is not None and replayed.dump() == learned.dump(), "from a checkpoint's state on"
+
+
+def test_policies_keep_nothing_of_a_workload_that_was_dropped_by_the_same_events() -> None:
+    kit = Kit(max_workloads=1)
+    kit.runtime.handle([kit.arrived("s", "a", "first"), kit.arrived("s", "a", "second")])
+    hosted = kit.runtime.host.get("kv_cache")
+    assert hosted is not None and isinstance(hosted.policy, KvCachePolicy)
+    assert set(hosted.policy._candidates) == {("second", "s")} and set(hosted.policy._dirty) == {"second"}
