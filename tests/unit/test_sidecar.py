@@ -122,8 +122,7 @@ def test_requests_reports_and_tables_make_the_round() -> None:
             items = await replica.request([ord(agent[-1])] * 100, agent, session)
             assert RequestAccepted.from_wire(items[0]).prompt_tokens == 100
             assert items[1:] == [1, 2]
-        workloads = replica.core.cache.directory._workloads
-        await until(lambda: "w" in workloads and workloads["w"].tables is not None)
+        await until(lambda: replica.core.cache.directory.is_active)
         await until(lambda: not len(replica.sidecar.events))
         state = actor.state(None)
         assert sum(agent["requests"] for agent in state["agents"]) == 12
