@@ -11,6 +11,7 @@ from vllm.v1.core.block_pool import BlockPool
 
 from replicas.cache.block_pool import PoolOwners
 from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.settings import ValueSettings
 from replicas.cache.warm_ledger import WarmLedger
 from runtime_actor.messages import WARMUP, OwnerTag
 
@@ -20,7 +21,8 @@ TOKENS = 4
 class Bench:
     def __init__(self, hash_tokens: int = TOKENS) -> None:
         self.pool: Any = BlockPool(16, True, hash_tokens)
-        self.directory = OwnerDirectory(hash_block_tokens=hash_tokens)
+        # A policy whose values order at once: with reach they do when there are tables.
+        self.directory = OwnerDirectory(ValueSettings(policy="anchors"), hash_block_tokens=hash_tokens)
         self.warm = WarmLedger()
         self.owners = PoolOwners(self.pool, self.directory, self.warm)
         self.owners.use_value_order()
