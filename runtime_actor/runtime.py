@@ -5,8 +5,8 @@ One exchange is: take events -> take the caller's report -> let time pass -> sco
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -33,6 +33,8 @@ from runtime_actor.settings import (
 from runtime_actor.shared import SharedState
 from runtime_actor.state_view import engine_policy_rows, shared_state_view
 from runtime_actor.stats import RuntimeStats, runtime_stats
+
+logger = logging.getLogger(__name__)
 
 GATEWAY = "gateway"
 REPLICA = "replica"
@@ -347,9 +349,11 @@ class AgentRuntime:
             if values["format"] != STATE_FORMAT:
                 raise CheckpointError(f"runtime state of unknown format {values['format']!r}")
             if int(values["config_version"]) >= config_version:
-                with contextlib.suppress(ConfigurationError):
+                try:
                     settings = RuntimeSettings.from_dict(values["settings"])
                     config_version = int(values["config_version"])
+                except ConfigurationError as error:
+                    logger.warning("what was learnt is used, the settings beside it are not: %s", error)
             runtime = cls(settings, clock, max(epoch, int(values["epoch"]) + 1))
             runtime.config_version = config_version
             runtime._downlink.version = int(values["version"]) + 1
