@@ -91,7 +91,6 @@ class ExchangeLoop:
         """What went wrong at the last call that failed."""
         self.last_reply_s = clock.monotonic_s()
         self._dropped_before = 0
-        """Events that had been dropped when the actor last answered."""
 
     @property
     def epoch(self) -> int:
@@ -161,7 +160,7 @@ class ExchangeLoop:
         if self.actor_is_away:
             logger.info("The runtime actor is back (epoch %d)", reply.epoch)
             if self._events.dropped > self._dropped_before:
-                # Anchors may have been among them.
+                # While it was away, and anchors may have been among them.
                 self._anchors.forget_announcements()
         self.actor_is_away = False
         self.last_failure = ""
