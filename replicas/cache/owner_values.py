@@ -55,16 +55,17 @@ class BlockOwner(Owner):
     """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1].
 
     `agents` has one entry for a session's owner, and all that share an anchor. `span`: first and end
-    block of what its last request had for itself.
+    block of what its last request had for itself. `in_use`: requests that wait or run and fill its blocks.
     """
 
-    __slots__ = ("agents", "kind", "span", "waiting", "worth")
+    __slots__ = ("agents", "in_use", "kind", "span", "waiting", "worth")
 
     def __init__(self, kind: int, agents: tuple[AgentKey, ...] = (), listed: bool = True) -> None:
         super().__init__(listed=listed)
         self.kind = self.reason = kind
         self.agents = agents
         self.span: tuple[int, int] = (0, 0)
+        self.in_use = 0
         self.worth = 0.0
         self.waiting: dict[int, None] = {}
 

@@ -94,6 +94,7 @@ class OwnerDirectory:
             if claim.session is not None and priority <= MAX_PRIORITY_STEPS:
                 claim.session.share = self.settings.priority_share ** max(priority, 0)
         claim.block_hashes = block_hashes
+        claim.rest.in_use += 1
         self._sequence += 1
         claim.sequence = self._sequence
         self.claims[request_id] = claim
@@ -125,11 +126,13 @@ class OwnerDirectory:
         claim = self.claims.pop(request_id, None)
         if claim is None:
             return
+        claim.rest.in_use -= 1
         guard, peers = self.valuation.measured, self.valuation.peers
         if guard is not None and not claim.is_warmup:
             guard.finished(claim.block_hashes[:blocks])
         if claim.session is not None:
             claim.session.active -= 1
+            self._trim_threads(claim.session, claim.rest)
             if peers is not None:
                 peers.finished(claim.rest, self._clock())
 
@@ -221,9 +224,23 @@ class OwnerDirectory:
             thread = threads.items.pop(rank)
         thread.begins(hashes, prefix.num_blocks)
         threads.items.insert(0, thread)
-        while len(threads.items) > room:
-            self._retire(threads.items.pop().owner)
+        if len(threads.items) > room:
+            self._give_up(threads, len(threads.items) - room)
         return thread.owner
+
+    def _trim_threads(self, session: Session, owner: BlockOwner) -> None:
+        """A request of this owner ended: of calls at once there may have been more than are remembered."""
+        for _, agent in owner.agents:
+            threads = session.threads.get(agent)
+            if threads is not None and len(threads.items) > MAX_THREADS:
+                self._give_up(threads, len(threads.items) - MAX_THREADS)
+
+    def _give_up(self, threads: Threads[BlockOwner], count: int) -> None:
+        """Those not used for longest, but none that a request waits or runs for: its blocks are needed."""
+        idle = [thread for thread in threads.items[1:] if not thread.owner.in_use]
+        for thread in idle[-count:]:
+            threads.items.remove(thread)
+            self._retire(thread.owner)
 
     def _shared_owner(self, agents: tuple[AgentKey, ...]) -> BlockOwner:
         """The owner of blocks that these agents share; at the cap the least recent one ends."""
@@ -300,5 +317,6 @@ class OwnerDirectory:
         assert sum(len(workload.sessions) for workload in self._workloads) == len(self._sessions)
         for session in self._sessions:
             assert len(session.threads) <= settings.max_agents_per_session + 1
-            assert all(len(threads.items) <= MAX_THREADS for threads in session.threads.values())
+            for threads in session.threads.values():
+                assert sum(not thread.owner.in_use for thread in threads.items) <= MAX_THREADS
             assert all(owner.listed for owner in session.owners)

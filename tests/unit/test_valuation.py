@@ -10,6 +10,7 @@ from replicas.cache.arrivals import Arrivals
 from replicas.cache.owner_values import WAITING_VALUE, BlockOwner, worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
+from replicas.cache.threads import MAX_THREADS
 from runtime_actor.messages import OwnerTag
 from runtime_actor.tables import OTHER
 from tests.unit.ownership_kit import CYCLE, Clock, hashes, one_request, tables, tag
@@ -268,3 +269,19 @@ def test_what_an_owner_is_worth_to_a_warm_up_does_not_depend_on_the_weight(
     directory.waits("r3")
     directory.changed()
     assert directory.claims["r3"].rest.forecast == 1.0
+
+
+def test_of_many_calls_at_once_none_loses_its_blocks_while_it_waits(directory: OwnerDirectory) -> None:
+    """An agent that is called for more files at a time than conversations of it are remembered."""
+    directory.set_tables(CYCLE)
+    claims = [directory.arrive(f"r{i}", tag("a", "s"), hashes((f"file{i}", 3))) for i in range(3 * MAX_THREADS)]
+    for claim in claims:
+        directory.started(claim.request_id)
+        directory.waits(claim.request_id)
+    directory.changed()
+    assert min(claim.rest.value for claim in claims) > 2.0
+    directory.check_invariants()
+    for claim in claims:
+        directory.finished(claim.request_id)
+    assert sum(1 for claim in claims if claim.rest.listed) <= MAX_THREADS
+    directory.check_invariants()
