@@ -97,8 +97,9 @@ class Valuation:
         changed, self.protected = workloads ^ self.protected, workloads
         for name in changed:
             workload = self._workloads.get(name)
-            for session in workload.sessions.values() if workload is not None else ():
-                self._touched.update(session.owners)
+            if workload is not None:
+                for session in workload.sessions.values():
+                    self._touched.update(session.owners)
         if changed:
             self._touched.update(self._shared)
 

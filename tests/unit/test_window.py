@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime_actor.chain import Chain
 from runtime_actor.counts import gap_code, gap_seconds
 from runtime_actor.errors import CheckpointError
 from runtime_actor.transitions import FRESH, TransitionModel
@@ -89,9 +90,14 @@ def test_tenants_that_take_turns_keep_what_was_worked_out(monkeypatch: pytest.Mo
     for tenant in ("t1", "t2", "t3"):
         kit.teach("abcdefgh", sessions=40, tenant=tenant)
     kit.exchange()
-    made: list[int] = []
+    made: list[TransitionModel] = []
     chain = TransitionModel.chain
-    monkeypatch.setattr(TransitionModel, "chain", lambda model, *more: made.append(1) or chain(model, *more))
+
+    def counted(model: TransitionModel) -> Chain:
+        made.append(model)
+        return chain(model)
+
+    monkeypatch.setattr(TransitionModel, "chain", counted)
     for step in range(40):
         for tenant in ("t1", "t2", "t3"):
             kit.exchange(events=[kit.arrived("live", "abcdefgh"[step % 8], tenant)])
