@@ -11,8 +11,8 @@ class BlockAges:
     """A stamp for each block id, higher for what was freed later.
 
     Blocks that go to one list together share a stamp: their order in the list tells their age, and as many numbers
-    behind it as there are of them are left free for `set_apart`. From `unused` on all numbers are. `walked` is the stamp
-    that a block had when a walk passed it: freed again since, it is new to that walk.
+    behind it as there are of them are left free for `set_apart`. From `unused` on all numbers are. `walked` is the
+    stamp that a block had when a walk passed it: freed again since, it is new to that walk.
     """
 
     __slots__ = ("stamps", "unused", "walked")
