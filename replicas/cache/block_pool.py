@@ -26,8 +26,8 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
+from replicas.cache.block_owner import KINDS, BlockOwner
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import KINDS, BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.plain_blocks import blocks_by_hash, hash_blocks, is_plain, occupy_blocks
 from replicas.cache.warm_ledger import WarmLedger

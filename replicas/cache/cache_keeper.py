@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 from replicas.cache.anchor_finder import AnchorFinder
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.block_pool import EVICTED_KINDS, PoolOwners
 from replicas.cache.claim import Claim
 from replicas.cache.floors import TenantFloors
-from replicas.cache.owner_values import BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.residency import COUNT_INTERVAL_S, Residency, count_residency

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from replicas.cache.owner_values import BlockOwner, Session
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.sharing import AgentKey
+from replicas.cache.workload_values import Session
 from runtime_actor.messages import WARMUP, OwnerTag
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from replicas.cache.owner_values import BlockOwner
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.residency import COUNT_INTERVAL_S
 from replicas.cache.valuation import Valuation
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from replicas.cache.block_owner import ANONYMOUS, ENDED, SESSION, BlockOwner
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import ANONYMOUS, ENDED, SESSION, BlockOwner, Session, WorkloadValues
 from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.sessions import Sessions
 from replicas.cache.settings import MAX_PRIORITY_STEPS, ValueSettings
@@ -20,6 +20,7 @@ from replicas.cache.shared_owners import SharedOwners
 from replicas.cache.sharing import AgentKey, SharedPrefix, SharedPrefixes
 from replicas.cache.threads import MAX_THREADS, Thread, Threads
 from replicas.cache.valuation import Valuation
+from replicas.cache.workload_values import Session, WorkloadValues
 from replicas.cache.workloads import Workloads
 from runtime_actor.messages import WARMUP, OwnerTag
 from runtime_actor.tables import OTHER, ReachTables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from replicas.cache.owner_values import SESSION, BlockOwner, worth_of
+from replicas.cache.block_owner import SESSION, BlockOwner, worth_of
 from replicas.cache.peers import PeerOrder, Use
 from runtime_actor.messages import OwnerTag
 

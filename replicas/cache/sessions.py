@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from replicas.cache.owner_values import Session, WorkloadValues
+from replicas.cache.workload_values import Session, WorkloadValues
 from replicas.cache.workloads import Workloads
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from replicas.cache.owner_values import ANCHOR, SESSION, BlockOwner, WorkloadValues
+from replicas.cache.block_owner import ANCHOR, SESSION, BlockOwner
 from replicas.cache.peer_owners import PeerOwners
 from replicas.cache.peers import PEERS, peer_order
 from replicas.cache.recency_guard import RecencyGuard
@@ -16,6 +16,7 @@ from replicas.cache.sessions import Sessions
 from replicas.cache.settings import ValueSettings
 from replicas.cache.shared_owners import SharedOwners
 from replicas.cache.sharing import AgentKey
+from replicas.cache.workload_values import WorkloadValues
 from replicas.cache.workloads import Workloads
 
 PROTECTION = 1.0

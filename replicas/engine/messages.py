@@ -83,7 +83,7 @@ class EngineReport:
     """Up. Counters are totals since the engine's start; lists are what is new since the last report.
 
     resident: workload -> agent -> cached blocks; resident_anchors: of the shared part alone. evicted:
-    cached blocks lost, by what they were (owner_values.KINDS). sessions: [workload, session, previous or
+    cached blocks lost, by what they were (block_owner.KINDS). sessions: [workload, session, previous or
     "", current, t_s], if asked for. rejected: what of the last EngineTables was refused, and why.
     faults: times the value order gave up and fell back to stock order. policies: those that run here, as in
     GET /runtime/state; passed_over: times a request was, because of them. fallbacks: times stock order took over

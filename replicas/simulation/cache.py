@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from replicas.cache.anchor_finder import AnchorFinder
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.claim import Claim
 from replicas.cache.floors import TenantFloors
-from replicas.cache.owner_values import BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.residency import Residency, count_residency

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicas.cache.owner_values import WAITING_VALUE
+from replicas.cache.block_owner import WAITING_VALUE
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import SharedPrefixes

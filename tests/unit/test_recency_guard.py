@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicas.cache.owner_values import BlockOwner
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.recency_guard import FIRST_REST, MOST_BEHIND, MOST_CREDIT, RecencyGuard
 from replicas.cache.settings import ValueSettings

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from replicas.cache.arrivals import Arrivals
-from replicas.cache.owner_values import WAITING_VALUE, BlockOwner, worth_of
+from replicas.cache.block_owner import WAITING_VALUE, BlockOwner, worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
 from replicas.cache.threads import MAX_THREADS
