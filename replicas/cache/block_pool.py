@@ -157,8 +157,8 @@ class PoolOwners:
             return
         try:
             claim = self.directory.claims.get(request.request_id) or self._nobodys
-            # As many new keys as blocks: none was null, masked or a duplicate. One that was one by the hash of a part,
-            # and isn't by its whole one, can only have gone the long way.
+            # As many new keys as blocks: none was null, masked or a duplicate. A block that was a duplicate by the hash
+            # of its part, and isn't by that of the whole, can only have gone the long way.
             new = len(self._blocks_by_hash) - known
             if new != num_full_blocks - num_cached_blocks or (done < num_full_blocks and self.twins):
                 self._note_duplicates(blocks[num_cached_blocks:num_full_blocks])
