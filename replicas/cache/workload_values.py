@@ -26,6 +26,8 @@ MAX_GAP_RATIO = 10.0
 """One long pause says no more than this about a session's pace."""
 
 MAX_COUNTED_AGENTS = 1024
+MAX_VISITED_AGENTS = 64
+"""Agents of one session whose requests are counted: tables tell no more apart, and sessions are thousands."""
 
 
 class Session:
@@ -60,7 +62,7 @@ class Session:
         """What its last request's priority leaves of its values."""
         self.threads: dict[str, Threads[BlockOwner]] = {}
         self.visits: dict[str, int] = {}
-        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_COUNTED_AGENTS aren't counted."""
+        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_VISITED_AGENTS aren't counted."""
         self.others: tuple[tuple[str, ...], float] = ((), 0.0)
         """Its agents without a slot, and what it adds to each one's sum of log(1 - worth)."""
         self.term: NDArray[np.float64] | None = None
@@ -88,7 +90,7 @@ class Session:
         self.previous = self.current
         self.current = agent
         self.last_s = now_s
-        if agent in self.visits or len(self.visits) < MAX_COUNTED_AGENTS:
+        if agent in self.visits or len(self.visits) < MAX_VISITED_AGENTS:
             self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
 
     def standing(self, tables: ReachTables, now_s: float) -> tuple[NDArray[np.float32], float]:
