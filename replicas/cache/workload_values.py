@@ -262,16 +262,24 @@ class WorkloadValues:
         values = np.minimum(np.array(rows) * np.array(factors)[:, None], CERTAIN)
         terms = np.log1p(-values)
         self._sum += terms.sum(axis=0)
+        of_agents: dict[str, tuple[float, list[float]]] = {}
         for session, term, worths in zip(sessions, terms, values, strict=True):
             session.term = term
             values_of = self._by_agent(session, worths, tables)
             for agent, threads in session.threads.items():
-                worth = values_of[agent]
-                if learn_reuse:
-                    worth *= self.reuse(agent)
-                again = float(tables.first[tables.index(agent), tables.index(agent)])
-                for thread, factor in zip(threads.items, self.thread_factors(agent, again), strict=False):
+                known = of_agents.get(agent)
+                if known is None:
+                    known = of_agents[agent] = self._of_agent(agent, tables, learn_reuse)
+                reuse, by_rank = known
+                worth = values_of[agent] * reuse
+                for thread, factor in zip(threads.items, by_rank, strict=False):
                     thread.owner.worth = worth * factor
+
+    def _of_agent(self, agent: str, tables: ReachTables, learn_reuse: bool) -> tuple[float, list[float]]:
+        """(what of a session's own blocks its next request uses, value of each thread by rank)."""
+        index = tables.index(agent)
+        factors = self.thread_factors(agent, float(tables.first[index, index]))
+        return (self.reuse(agent) if learn_reuse else 1.0), factors
 
     def _by_agent(self, session: Session, worths: NDArray[np.float64], tables: ReachTables) -> dict[str, float]:
         """Worth of each agent that the session has used; those without a slot share OTHER's evenly."""
