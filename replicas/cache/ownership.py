@@ -281,11 +281,12 @@ class OwnerDirectory:
             self.valuation.peers.ended(workload, session)
 
     def set_tables(self, tables: ReachTables) -> None:
+        was_active = self.valuation.is_active
         workload, gone = self._workloads.for_tables(tables.workload)
         self._forget(gone)
         if workload is not None:
             workload.set_tables(tables)
-            self.valuation.all_due()
+            self.valuation.tables_came(was_active)
 
     def configure(self, settings: ValueSettings) -> None:
         self.valuation.configure(settings)

@@ -20,7 +20,8 @@ class ValueSettings:
     """weight: 0 is stock LRU, 1 orders by value in full; between, values are told apart more coarsely.
 
     arrival_share: this replica's new sessions a request, relative to the workload's. tick_s: how often
-    silence is looked at. refresh_s: how late a value may be where a session that is known moved on.
+    silence is looked at, of many sessions in turn. refresh_s: how late a value may be where a session that is known
+    moved on.
     tenant_floor: the part of an equal share of the cache that each of several tenants keeps, whatever the
     others do; 0 for none.
     priority_share: what is left of the value of a session's KV for each step by which its last request was put back

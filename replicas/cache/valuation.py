@@ -1,7 +1,7 @@
 """What owners are worth now: which of them are looked at again and when, and whose value changed by it.
 
 What waits is known at once, and what is new is valued at once. That a session moved on counts within `refresh_s`, so
-that a busy engine values many moves together; silence is looked at every `tick_s`.
+that a busy engine values many moves together; silence is looked at every `tick_s`, of many sessions in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from replicas.cache.sessions import Sessions
 from replicas.cache.settings import ValueSettings
 from replicas.cache.shared_owners import SharedOwners
 from replicas.cache.sharing import AgentKey
-from replicas.cache.workload_values import WorkloadValues
+from replicas.cache.workload_values import MAX_AT_ONCE, Session, WorkloadValues
 from replicas.cache.workloads import Workloads
 
 PROTECTION = 1.0
@@ -55,6 +55,8 @@ class Valuation:
         self.peers = self._peers_of(settings.policy)
         self._touched: set[BlockOwner] = set()
         self._news: set[BlockOwner] = set()
+        self._turns: list[Session] = []
+        """Whose silence is still to be looked at in this round, last first."""
         self._next_tick_s = 0.0
         self._next_refresh_s = 0.0
         self._refresh_due = True
@@ -77,10 +79,19 @@ class Valuation:
         """Something is new: forecasts are made at the next look."""
         self._quiet, self._refresh_due = False, True
 
+    def tables_came(self, was_active: bool) -> None:
+        """Tables of a workload are others; `was_active`: whether values said anything before."""
+        if self.is_active != was_active:
+            self.all_due()
+        else:
+            self._next_tick_s = 0.0
+
     def all_due(self) -> None:
         """Every owner is valued anew."""
         self.due()
         self._next_tick_s = 0.0
+        for workload in self._workloads:
+            workload.touch_all()
         self._touched.update(self._shared)
         for session in self._sessions:
             self._touched.update(session.owners)
@@ -143,9 +154,7 @@ class Valuation:
             self._touched.update(self.peers.refresh(now))
         if not 0.0 < self._next_tick_s - now <= self.settings.tick_s:
             self._next_tick_s = now + self.settings.tick_s
-            for workload in self._workloads:
-                workload.touch_all()
-            self.due()
+            self._look_at_silence()
         elif self._quiet and not self._touched:
             return
         active = self.is_active
@@ -158,6 +167,23 @@ class Valuation:
             if active:
                 touched |= self._refresh(now)
         self._news.update(owner for owner in touched if self._settle(owner, active))
+
+    def _look_at_silence(self) -> None:
+        """Of all sessions, or of MAX_AT_ONCE in turn where there are more."""
+        self.due()
+        if len(self._sessions) <= MAX_AT_ONCE:
+            for workload in self._workloads:
+                workload.touch_all()
+            return
+        for workload in self._workloads:
+            workload.is_stale = True
+        if not self._turns:
+            self._turns = list(self._sessions)
+            for workload in self._workloads:
+                workload.sum_anew()
+        for session in self._turns[-MAX_AT_ONCE:]:
+            session.workload.touch(session)
+        del self._turns[-MAX_AT_ONCE:]
 
     def _refresh(self, now: float) -> set[BlockOwner]:
         """Bring worths up to date where something was touched; owners whose worth may differ."""

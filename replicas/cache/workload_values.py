@@ -25,6 +25,9 @@ PRIOR_GAPS = 2.0
 MAX_GAP_RATIO = 10.0
 """One long pause says no more than this about a session's pace."""
 
+MAX_AT_ONCE = 512
+"""Sessions valued anew at one look where nothing is new of them: some 10 ms, in which no token is computed."""
+
 MAX_COUNTED_AGENTS = 1024
 MAX_VISITED_AGENTS = 64
 """Agents of one session whose requests are counted: tables tell no more apart, and sessions are thousands."""
@@ -175,7 +178,11 @@ class WorkloadValues:
         return overall if known is None else known.share(overall)
 
     def set_tables(self, tables: ReachTables) -> None:
-        self.tables = tables
+        """Of more sessions than MAX_AT_ONCE each is valued by them when it is next touched, if agents are the same."""
+        former, self.tables = self.tables, tables
+        if former is not None and former.agents == tables.agents and len(self.sessions) > MAX_AT_ONCE:
+            self.is_stale = True
+            return
         self._sum = None
         self._anchor_worths = []
         for session in self.sessions.values():
@@ -197,6 +204,12 @@ class WorkloadValues:
             session.term = None
             session.others = ((), 0.0)
         self.is_stale = True
+
+    def sum_anew(self) -> None:
+        """From what each session adds, so that rounding can't add up."""
+        terms = [session.term for session in self.sessions.values() if session.term is not None]
+        if self._sum is not None and terms:
+            self._sum = np.sum(terms, axis=0)
 
     def remove(self, session: Session) -> None:
         self.sessions.pop(session.id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from replicas.cache.block_owner import WAITING_VALUE, BlockOwner, worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
 from replicas.cache.threads import MAX_THREADS
+from replicas.cache.workload_values import MAX_AT_ONCE, Session
 from runtime_actor.messages import OwnerTag
-from runtime_actor.tables import OTHER
+from runtime_actor.tables import OTHER, ReachTables
 from tests.unit.ownership_kit import CYCLE, Clock, hashes, one_request, tables, tag
 
 
@@ -284,4 +286,63 @@ def test_of_many_calls_at_once_none_loses_its_blocks_while_it_waits(directory: O
     for claim in claims:
         directory.finished(claim.request_id)
     assert sum(1 for claim in claims if claim.rest.listed) <= MAX_THREADS
+    directory.check_invariants()
+
+
+def crowded(clock: Clock, sessions: int) -> OwnerDirectory:
+    directory = OwnerDirectory(ValueSettings(), hash_block_tokens=16, clock=clock)
+    directory.set_tables(CYCLE)
+    for i in range(sessions):
+        clock.now += 0.001
+        one_request(directory, f"a{i}", "ab"[i % 2], f"s{i}", (f"x{i}", 1))
+        one_request(directory, f"b{i}", "ba"[i % 2], f"s{i}", (f"y{i}", 1))
+    directory.changed()
+    return directory
+
+
+def values_of(directory: OwnerDirectory) -> dict[tuple[str, str], float]:
+    return {(s.id, owner.agents[0][1]): owner.value for s in directory._sessions for owner in s.owners}
+
+
+def test_many_sessions_have_their_turn_and_no_look_is_at_all_of_them(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = 3 * MAX_AT_ONCE
+    directory = crowded(clock, sessions)
+    looked: list[Session] = []
+    standing = Session.standing
+
+    def counted(session: Session, of_tables: ReachTables, now_s: float) -> tuple[Any, float]:
+        looked.append(session)
+        return standing(session, of_tables, now_s)
+
+    monkeypatch.setattr(Session, "standing", counted)
+    others = tables((0.5 * CYCLE.first).tolist(), ("a", "b", OTHER))
+    for _ in range(3):
+        looked.clear()
+        clock.now += 30.0
+        directory.set_tables(others)
+        directory.changed()
+        assert 0 < len(looked) <= MAX_AT_ONCE
+    for _ in range(3):
+        clock.now += directory.settings.tick_s
+        directory.changed()
+    in_turn, anchor = values_of(directory), directory.anchor_value("w", "a")
+    directory.valuation.all_due()
+    directory.changed()
+    at_once = values_of(directory)
+    assert in_turn.keys() == at_once.keys() and len(in_turn) == 2 * sessions
+    assert all(abs(in_turn[key] - at_once[key]) < 0.02 for key in in_turn)
+    assert directory.anchor_value("w", "a") == pytest.approx(anchor, abs=1e-6)
+
+
+def test_tables_of_other_agents_are_of_all_sessions_at_once(clock: Clock) -> None:
+    """What a session adds to the sum has a number for each agent."""
+    directory = crowded(clock, 2 * MAX_AT_ONCE)
+    directory.set_tables(tables([[0.0, 0.9], [0, 0], [0.8, 0.4]], ("b", OTHER)))
+    directory.changed()
+    one_request(directory, "new", "b", "s1")
+    clock.now += 1.0
+    directory.changed()
+    assert 0.0 <= directory.anchor_value("w", "b") <= 1.0
     directory.check_invariants()
