@@ -152,6 +152,21 @@ def test_the_actors_absence_costs_no_request_and_no_event() -> None:
     asyncio.run(scenario())
 
 
+def test_a_last_exchange_that_fails_oddly_holds_up_no_shutdown() -> None:
+    async def scenario() -> None:
+        replica = Replica(new_actor(1))
+        replica.sidecar.start()
+        await until(lambda: replica.sidecar.exchange.epoch == 1)
+
+        async def odd(request: ExchangeRequest) -> ExchangeReply:
+            raise OSError("broken pipe")
+
+        replica.sidecar.exchange._call = odd
+        await replica.sidecar.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_dead_engine_ends_the_replica() -> None:
     async def scenario() -> None:
         replica = Replica(None)
