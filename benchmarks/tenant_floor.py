@@ -34,7 +34,7 @@ class TenantsPolicy(ReachPolicy):
 
     def start(self, blocks: Sequence[Block]) -> FreeQueue:
         queue = super().start(blocks)
-        self._floors = TenantFloors(self._directory, self._owner_of, lambda: self._now_s)
+        self._floors = TenantFloors(self._directory.valuation, self._owner_of, lambda: self._now_s)
         return queue
 
     def workload_of(self, request: Request) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 
 from replicas.cache.anchor_finder import FoundAnchor
 from runtime_actor.errors import MessageError
-from runtime_actor.messages import MAX_REPORTED_AGENTS
+from runtime_actor.messages import MAX_REPORTED_AGENTS, TOKEN_BYTES
 
-TOKEN_BYTES = 4
-"""Token ids travel as little-endian int32."""
+AnchorKey = tuple[str, str, str]
+"""(workload, agent, digest)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,10 @@ class Anchor:
     token_ids: bytes
     cache_salt: str | None
     lora_name: str | None
+
+    @property
+    def key(self) -> AnchorKey:
+        return self.workload, self.agent, self.digest
 
     @property
     def num_tokens(self) -> int:
@@ -47,17 +51,18 @@ def decode_token_ids(token_ids: bytes) -> list[int]:
 
 
 class AnchorStore:
-    """Anchors by digest, least recently used out first at a cap of bytes and of entries.
+    """Anchors by agent and digest (agents with the same instructions have the same), least recently used out first at
+    a cap of bytes and of entries.
 
-    A digest is announced to the actor once an epoch: `unannounced` hands each one out once, and
+    Each is announced to the actor once an epoch: `unannounced` hands each one out once, and
     `forget_announcements` (a new epoch: a new actor that may know nothing) starts that again.
     """
 
     def __init__(self, *, cap_bytes: int, max_anchors: int) -> None:
         self._cap_bytes = cap_bytes
         self._max_anchors = max_anchors
-        self._anchors: OrderedDict[str, Anchor] = OrderedDict()
-        self._announced: set[str] = set()
+        self._anchors: OrderedDict[AnchorKey, Anchor] = OrderedDict()
+        self._announced: set[AnchorKey] = set()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -72,32 +77,32 @@ class AnchorStore:
 
         `announced`: it came from the actor, which needn't be told.
         """
-        size = len(anchor.token_ids)
-        if anchor.digest in self._anchors:
-            self._anchors.move_to_end(anchor.digest)
+        size, key = len(anchor.token_ids), anchor.key
+        if key in self._anchors:
+            self._anchors.move_to_end(key)
             return False
         if not size or size > self._cap_bytes:
             return False
-        self._anchors[anchor.digest] = anchor
+        self._anchors[key] = anchor
         self._bytes += size
         if announced:
-            self._announced.add(anchor.digest)
+            self._announced.add(key)
         while self._bytes > self._cap_bytes or len(self._anchors) > self._max_anchors:
-            digest, old = self._anchors.popitem(last=False)
-            self._announced.discard(digest)
+            forgotten, old = self._anchors.popitem(last=False)
+            self._announced.discard(forgotten)
             self._bytes -= len(old.token_ids)
         return True
 
-    def get(self, digest: str) -> Anchor | None:
-        anchor = self._anchors.get(digest)
+    def get(self, workload: str, agent: str, digest: str) -> Anchor | None:
+        anchor = self._anchors.get((workload, agent, digest))
         if anchor is not None:
-            self._anchors.move_to_end(digest)
+            self._anchors.move_to_end(anchor.key)
         return anchor
 
     def unannounced(self, max_anchors: int) -> list[Anchor]:
         """Anchors the actor hasn't been told of in this epoch, now taken as told."""
-        new = [a for digest, a in self._anchors.items() if digest not in self._announced][:max_anchors]
-        self._announced.update(anchor.digest for anchor in new)
+        new = [anchor for key, anchor in self._anchors.items() if key not in self._announced][:max_anchors]
+        self._announced.update(anchor.key for anchor in new)
         return new
 
     def forget_announcements(self) -> None:
@@ -107,8 +112,8 @@ class AnchorStore:
         """workload -> agent -> [digest, tokens] of the most recently used anchor of each agent; of a workload's agents
         those `MAX_REPORTED_AGENTS` that were used last."""
         listing: dict[str, dict[str, list]] = {}
-        for digest, anchor in reversed(self._anchors.items()):
+        for anchor in reversed(self._anchors.values()):
             of_workload = listing.setdefault(anchor.workload, {})
             if len(of_workload) < MAX_REPORTED_AGENTS:
-                of_workload.setdefault(anchor.agent, [digest, anchor.num_tokens])
+                of_workload.setdefault(anchor.agent, [anchor.digest, anchor.num_tokens])
         return listing

@@ -18,7 +18,7 @@ _MAX_WORKLOADS = 1024
 _MAX_ENDED = 8192
 _MAX_NEW_ANCHORS = 256
 """Beyond a cap the oldest entry is dropped: tables come again when they change, an ended session that the
-engine wasn't told of decays like any idle one, and an anchor is recorded when it is next used."""
+engine wasn't told of decays like any idle one, and anchors are taken with each call, which has fewer."""
 
 
 class EngineFeed:
@@ -43,12 +43,13 @@ class EngineFeed:
         self._queue_policies: str | None = None
         self._handed_queue_policies: str | None = None
         self._with_sessions = False
+        self._with_anchors = False
         self._call: asyncio.Task[None] | None = None
         self._done = asyncio.Event()
         self._anchors: list[Anchor] = []
         self.state: EngineState | None = None
         self.sessions: list[list] | None = None
-        """What the engine answered when it was asked for its sessions, until `sessions_sent`."""
+        """What the engine answered when it was asked for its sessions, until these were sent."""
         self.last_answer_s = clock.monotonic_s()
         self.busy_calls = 0
         self.refused_calls = 0
@@ -77,8 +78,10 @@ class EngineFeed:
     def ask_for_sessions(self) -> None:
         self._with_sessions = True
 
-    def sessions_sent(self) -> None:
-        self.sessions = None
+    def sessions_sent(self, sent: list[list] | None) -> None:
+        """These have arrived; what came up since they were taken is still to be sent."""
+        if self.sessions is sent:
+            self.sessions = None
 
     async def refresh(self, wait_s: float) -> None:
         """Start a call unless one is in flight and wait for it, at most `wait_s` seconds."""
@@ -98,11 +101,18 @@ class EngineFeed:
             await asyncio.wait({self._call})
 
     async def _exchange(self) -> None:
-        down = HandDown(dict(self._tables), tuple(self._ended), self._policy, self._queue_policies, self._with_sessions)
+        down = HandDown(
+            dict(self._tables),
+            tuple(self._ended),
+            self._policy,
+            self._queue_policies,
+            self._with_sessions,
+            self._with_anchors,
+        )
         self._tables.clear()
         self._ended.clear()
         self._policy = self._queue_policies = None
-        self._with_sessions = False
+        self._with_sessions = self._with_anchors = False
         try:
             state = await self._port.exchange(down)
         except (EngineBusy, EngineGone) as error:
@@ -152,6 +162,8 @@ class EngineFeed:
         self._policy = self._policy or down.policy
         self._queue_policies = self._queue_policies or down.queue_policies
         self._with_sessions |= down.with_sessions
+        # So may its answer, with anchors that the engine takes for told.
+        self._with_anchors = True
         self._trim()
 
     def _trim(self) -> None:

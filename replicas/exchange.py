@@ -90,6 +90,7 @@ class ExchangeLoop:
         self.last_failure = ""
         """What went wrong at the last call that failed."""
         self.last_reply_s = clock.monotonic_s()
+        self._dropped_before = 0
 
     @property
     def epoch(self) -> int:
@@ -108,13 +109,14 @@ class ExchangeLoop:
         await self._feed.refresh(self._settings.engine_wait_s)
         self._record_anchors()
         batch = self._events.take(self._settings.batch_events)
+        sessions = self._feed.sessions
         request = ExchangeRequest(
             caller=self._name.replica,
             caller_kind="replica",
             epoch=self._epoch,
             version=self._version,
             events=[event.to_wire() for event in batch],
-            report=self._report(),
+            report=self._report(sessions),
         )
         try:
             reply = await self._call(request)
@@ -130,6 +132,7 @@ class ExchangeLoop:
         except BaseException:
             self._events.put_back(batch)
             raise
+        self._feed.sessions_sent(sessions)
         await self._accept(reply)
         return min(max(reply.next_call_s, self._min_gap_s), self._settings.max_gap_s)
 
@@ -156,17 +159,20 @@ class ExchangeLoop:
     async def _accept(self, reply: ExchangeReply) -> None:
         if self.actor_is_away:
             logger.info("The runtime actor is back (epoch %d)", reply.epoch)
+            if self._events.dropped > self._dropped_before:
+                # While it was away, and anchors may have been among them.
+                self._anchors.forget_announcements()
         self.actor_is_away = False
         self.last_failure = ""
-        """What went wrong at the last call that failed."""
+        self._dropped_before = self._events.dropped
         self.last_reply_s = self._clock.monotonic_s()
         self._stats.exchanges += 1
-        self._feed.sessions_sent()
         if reply.need_sessions or reply.epoch != self._epoch:
             self._register_again(first=self._epoch == _NO_EPOCH)
-        self._epoch, self._version = reply.epoch, reply.version
         self._min_gap_s = min(max(reply.min_gap_s, self._settings.min_gap_s), self._settings.max_gap_s)
         self._feed.hand_down(reply.tables, _sessions(reply.ended))
+        # Only now: what the actor is told to be known here isn't sent again.
+        self._epoch, self._version = reply.epoch, reply.version
         self._take_policy(reply.policy)
         self._take_queue_policies(reply.policies, reply.config_version)
         self._on_adapters(reply.adapters)
@@ -226,14 +232,12 @@ class ExchangeLoop:
                 )
             )
 
-    def _report(self) -> dict | None:
+    def _report(self, sessions: list[list] | None) -> dict | None:
         """None until the engine has answered once."""
         state = self._feed.state
         if state is None:
             return None
-        report = _replica_report(
-            self._name, state, self._anchors, self._stats, self._events.dropped, self._feed.sessions
-        )
+        report = _replica_report(self._name, state, self._anchors, self._stats, self._events.dropped, sessions)
         return dataclasses.replace(report, policies=[*report.policies, *self._policies()]).to_wire()
 
 

@@ -22,6 +22,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
+from replicas.cache.block_ages import BlockAges
 from replicas.cache.owner import Owner, nothing_changed
 from replicas.cache.owner_order import OwnerOrder
 
@@ -66,9 +67,7 @@ class OwnerFreeQueue:
         self._worthless = (self._empty, self._doubles)
         self._common = Owner()
         self._order = OwnerOrder()
-        self._stamp = 0
-        self._stamps = [0] * len(owner_of)
-        self._walked = [-1] * len(owner_of)
+        self._ages = BlockAges(len(owner_of))
         self._adopt(blocks)
 
     def _adopt(self, blocks: Sequence[Any]) -> None:
@@ -95,10 +94,9 @@ class OwnerFreeQueue:
             self._fold()
 
     def _append_owned(self, blocks: Sequence[Any]) -> None:
-        """Blocks that go to one list together share a stamp: their order in it tells their age, and the
-        numbers up to the next stamp are left free for `_set_apart`."""
-        stamps, owner_of = self._stamps, self._owner_of
-        stamp, room = self._stamp, len(blocks)
+        """Each run of blocks of one list has a stamp, with room behind it for as many as there are blocks."""
+        ages, owner_of = self._ages, self._owner_of
+        stamps, stamp, room = ages.stamps, ages.unused, len(blocks)
         given: Any = self  # nobody's owner
         last: Any = None
         owner: Owner = self._common
@@ -123,14 +121,15 @@ class OwnerFreeQueue:
         if last is not None:
             last.next_free_block = owner
             owner.prev_free_block = last
-        self._stamp = stamp + room
+        ages.unused = stamp + room
         self.num_free_blocks += room
 
     def _append_duplicates(self, blocks: Sequence[Any]) -> None:
         self._doubles.extend(blocks)
+        ages = self._ages
         for block in blocks:
-            self._stamps[block.block_id] = self._stamp
-        self._stamp += len(blocks)
+            ages.stamps[block.block_id] = ages.unused
+        ages.unused += len(blocks)
         self.num_free_blocks += len(blocks)
 
     def prepend_n(self, blocks: Sequence[Any]) -> None:
@@ -139,12 +138,13 @@ class OwnerFreeQueue:
             return
         following = self._empty.next_free_block
         last: Any = self._empty
-        stamps = self._stamps
+        stamps, walked = self._ages.stamps, self._ages.walked
         for block in blocks:
             block.prev_free_block = last
             last.next_free_block = block
             last = block
-            self._walked[block.block_id] = stamps[block.block_id]
+            # What holds nothing is nothing to a walk.
+            walked[block.block_id] = stamps[block.block_id]
         last.next_free_block = following
         following.prev_free_block = last
         self.num_free_blocks += len(blocks)
@@ -179,7 +179,7 @@ class OwnerFreeQueue:
         equal does it have to be right.
         """
         self._apply_changes()
-        entries, stamps = self._order.entries, self._stamps
+        entries, stamps = self._order.entries, self._ages.stamps
         while n:
             value, _, _, owner = entries[-1]
             first = owner.next_free_block
@@ -245,11 +245,12 @@ class OwnerFreeQueue:
             owner = self._doubles
         if self._list_of(block) is owner:
             return
-        self._set_apart(block)
-        stamp = self._stamps[block.block_id]
+        ages = self._ages
+        ages.set_apart(block)
+        stamp = ages.of(block)
         self.remove(block)
         after: Any = owner
-        while after.prev_free_block is not owner and self._stamps[after.prev_free_block.block_id] > stamp:
+        while after.prev_free_block is not owner and ages.of(after.prev_free_block) > stamp:
             after = after.prev_free_block
         before = after.prev_free_block
         block.prev_free_block, block.next_free_block = before, after
@@ -259,21 +260,6 @@ class OwnerFreeQueue:
             self._reenter(owner)
             if len(self._order) > self._max_lists:
                 self._fold()
-
-    def _set_apart(self, block: Any) -> None:
-        """Give each block of this one's run a stamp of its own, in their order."""
-        stamps, walked = self._stamps, self._walked
-        stamp = stamps[block.block_id]
-        before = block.prev_free_block
-        while not isinstance(before, Owner) and stamps[before.block_id] == stamp:
-            block, before = before, before.prev_free_block
-        own = stamp
-        while not isinstance(block, Owner) and stamps[block.block_id] == stamp:
-            if walked[block.block_id] == stamp:
-                walked[block.block_id] = own
-            stamps[block.block_id] = own
-            own += 1
-            block = block.next_free_block
 
     def _list_of(self, block: Any) -> Owner:
         while not isinstance(block, Owner):
@@ -287,7 +273,7 @@ class OwnerFreeQueue:
         self._order.leave(owner)
         first = owner.next_free_block
         if first is not owner:
-            self._order.enter(owner, self._stamps[first.block_id])
+            self._order.enter(owner, self._ages.of(first))
 
     def _apply_changes(self) -> None:
         """An owner that fell needs an entry further up; one that rose is put right when it surfaces."""
@@ -308,7 +294,7 @@ class OwnerFreeQueue:
         while owners and (len(owners) > keep or owners[0].value <= 0.0 or not owners[0].listed):
             folded.append(owners.pop(0))
         blocks = [block for owner in folded for block in owner]
-        blocks.sort(key=lambda block: self._stamps[block.block_id])
+        blocks.sort(key=self._ages.of)
         for owner in folded:
             owner.clear()
             self._order.leave(owner)
@@ -331,15 +317,13 @@ class OwnerFreeQueue:
         """
         if cursor is not None and cursor.next_free_block is None:
             return
-        passed = cursor is None
-        stamps = self._stamps
-        walked = self._walked
+        is_behind = cursor is None
         for block in self._in_order():
             if block is cursor:
-                passed = True
-            elif passed or walked[block.block_id] != stamps[block.block_id]:
+                is_behind = True
+            elif is_behind or not self._ages.is_passed(block):
                 yield block
-                walked[block.block_id] = stamps[block.block_id]
+                self._ages.passed(block)
 
     def _in_order(self) -> Iterator[Any]:
         self._apply_changes()
@@ -349,7 +333,7 @@ class OwnerFreeQueue:
         for owner in self._order:
             by_value.setdefault(owner.value, []).append(owner)
         for value in sorted(by_value):
-            yield from heapq.merge(*by_value[value], key=lambda block: self._stamps[block.block_id])
+            yield from heapq.merge(*by_value[value], key=self._ages.of)
 
     def lowest(self, n: int) -> list[tuple[Owner | None, int]]:
         """(owner, blocks) of the n blocks that would leave next; None stands for those worth nothing."""

@@ -14,11 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from replicas.settings import PrefetchSettings
-from runtime_actor.messages import PrefetchAction
-
-USEFUL = "useful"
-WASTED = "wasted"
-REFUSED = "refused"
+from runtime_actor.messages import REFUSED, USEFUL, WASTED, PrefetchAction
 
 _MAX_REMEMBERED_IDS = 4096
 """Ids of ended actions, so that an action sent twice isn't run twice; oldest forgotten first."""

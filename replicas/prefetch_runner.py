@@ -116,7 +116,8 @@ class PrefetchRunner:
     async def _run(self, job: Job) -> None:
         now_s = self._clock.monotonic_s
         try:
-            anchor = self._anchors.get(job.action.digest)
+            action = job.action
+            anchor = self._anchors.get(action.workload, action.agent, action.digest)
             reason = "unknown" if anchor is None else await self._try_warm(job, anchor)
         except MessageError:
             reason = "malformed"
@@ -143,7 +144,7 @@ class PrefetchRunner:
         if reason is not None:
             return reason
         for end in slice_ends(probe.resident_tokens, len(token_ids), self._settings.slice_tokens):
-            if not is_idle(self._load(), self._settings):
+            if not (is_idle(self._load(), self._settings) and self.book.is_live(job.action.action_id)):
                 return _PAUSED
             if self._clock.monotonic_s() >= job.deadline_s:
                 return "late"

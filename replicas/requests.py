@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replicas.clock import Clock
-from runtime_actor.errors import MessageError
-from runtime_actor.messages import DEMAND, OWNER_XARG, OwnerTag, RequestFinished
+from runtime_actor.messages import DEMAND, OwnerTag, RequestFinished
 
 ABORT = "abort"
 ERROR = "error"
@@ -131,11 +130,5 @@ class RequestLedger:
 
 def owner_of(request: Any) -> OwnerTag | None:
     """The gateway's tag; None without one, with a malformed one, or with one that isn't a demand's."""
-    xargs = getattr(request, "vllm_xargs", None) or {}
-    if OWNER_XARG not in xargs:
-        return None
-    try:
-        tag = OwnerTag.decode(xargs[OWNER_XARG])
-    except MessageError:
-        return None
-    return tag if tag.request_kind == DEMAND else None
+    tag = OwnerTag.of(getattr(request, "vllm_xargs", None))
+    return tag if tag is not None and tag.request_kind == DEMAND else None

@@ -85,10 +85,12 @@ class AgentSchedulerMixin:
                 request.request_id,
                 params.extra_args if params is not None else None,
                 request.block_hashes,
-                request.prompt_token_ids,
+                # Token ids of a prompt with images or sounds don't say what is in its blocks.
+                None if request.mm_features else request.prompt_token_ids,
                 request.cache_salt,
                 request.lora_request.lora_name if request.lora_request else None,
                 request.priority,
+                first_choice_of(request.request_id),
             )
         )
 
@@ -136,6 +138,12 @@ def agent_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
     use_async = vllm_config.scheduler_config.async_scheduling
     chosen = AgentAsyncScheduler if use_async else AgentScheduler
     return chosen(vllm_config, *args, **kwargs)
+
+
+def first_choice_of(request_id: str) -> str:
+    """vLLM runs a request with n > 1 as requests 0_ID to (n-1)_ID: the first one's id, for the others; else empty."""
+    index, _, parent = request_id.partition("_")
+    return f"0_{parent}" if parent and index.isdigit() and index != "0" else ""
 
 
 # --- the utility channel ----------------------------------------------------------------------------

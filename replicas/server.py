@@ -21,8 +21,8 @@ from ray.serve.llm.openai_api_models import CompletionRequest
 from replicas.adapters import AdapterKeeper, AdapterPort
 from replicas.engine.adapters import VllmAdapters
 from replicas.engine.port import EnginePort
+from replicas.engine.ray_engine import client_of, models_of, restore_tokenization
 from replicas.engine.responses import create_response
-from replicas.engine.tokenization import restore_tokenization
 from replicas.engine.vllm_port import VllmPort
 from replicas.exchange import ReplicaName
 from replicas.internal_port import bind_to_node_address
@@ -103,9 +103,9 @@ class AgentLLMServer(LLMServer):
         return AdapterKeeper(self._adapter_port(), frozenset(self._adapters)) if self._adapters else None
 
     def _adapter_port(self) -> AdapterPort:
-        client = self.engine._engine_client
-        made = VllmAdapters(client, self._adapters, timeout_s=self._settings.exchange.engine_timeout_s)
-        made.announce(self.engine._oai_models)
+        timeout_s = self._settings.exchange.engine_timeout_s
+        made = VllmAdapters(client_of(self.engine), self._adapters, timeout_s=timeout_s)
+        made.announce(models_of(self.engine))
         return made
 
     def _port(self, ledger: RequestLedger) -> EnginePort:

@@ -138,6 +138,9 @@ class Sidecar:
                 await self.exchange.step()
         except TimeoutError:
             logger.warning("%d events did not reach the runtime actor", len(self.events))
+        except Exception:
+            # Whatever it is, the engine is still to be shut down.
+            logger.exception("The last exchange failed; %d events did not reach the runtime actor", len(self.events))
 
     def respond(
         self, request: Any, open_stream: Callable[[], Awaitable[AsyncGenerator[Any, None]]]

@@ -6,6 +6,7 @@ Whatever goes wrong on the way is `RuntimeUnavailable`; the caller then works fr
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from runtime_actor.actor import find, get_or_create
 from runtime_actor.errors import ConfigurationError, MessageError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeReply, ExchangeRequest
 from runtime_actor.settings import RuntimeSettings
+
+logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
@@ -160,6 +163,11 @@ class RuntimeClient:
                 self._create_at_s = self._clock() + self._creation_backoff_s * random.uniform(0.5, 1.0)
                 self._creation_backoff_s = min(self._creation_backoff_s * 2.0, MAX_CREATION_BACKOFF_S)
                 raise
+            except RayTaskError as error:
+                if not isinstance(error, ConfigurationError):
+                    raise
+                # One of other code, from before a redeploy; better than none.
+                logger.error("The runtime actor refused these settings and keeps its own: %s", _refusal(error))
         self._creation_backoff_s = FIRST_BACKOFF_S
         self._create_at_s = 0.0
         self._handle = handle

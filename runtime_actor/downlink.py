@@ -18,6 +18,9 @@ class Downlink:
         self._tables: dict[str, tuple[int, bytes]] = {}
         self._ended: deque[tuple[int, str, str]] = deque(maxlen=max_ended)
 
+    def resize(self, max_ended: int) -> None:
+        self._ended = deque(self._ended, maxlen=max_ended)
+
     def changed(self) -> None:
         self.version += 1
 

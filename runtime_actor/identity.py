@@ -108,6 +108,13 @@ class Registry(Generic[Record]):
         """Look up without counting as use."""
         return self._records.get(key)
 
+    def use(self, key: str) -> Record | None:
+        """Look up as use: it is the last to go."""
+        record = self._records.get(key)
+        if record is not None:
+            self._records.move_to_end(key)
+        return record
+
     def oldest(self) -> Record | None:
         """The least recently used record."""
         return next(iter(self._records.values()), None)

@@ -10,11 +10,10 @@ from typing import Any
 
 from runtime_actor.errors import MessageError
 from runtime_actor.ledger import IssuedAction
-from runtime_actor.messages import AnchorRecorded, Message, RequestFinished, event_from_wire
+from runtime_actor.messages import MAX_NUMBER, AnchorRecorded, Message, RequestFinished, event_from_wire
 
 MAX_ID_CHARACTERS = 256
 MAX_EVENTS_PER_CALL = 4096
-MAX_NUMBER = 2**53
 ALLOWED_CLOCK_SKEW_S = 5.0
 
 
@@ -62,9 +61,10 @@ Entry = EventBatch | Registration | ActionsIssued | ReplicasLost | TimePassed
 
 
 class EventLog:
-    """Entries applied since `base`; replaying them on `base` gives the state at hand.
+    """Entries applied since `base` (None: since the beginning); replaying them on it gives the state at hand.
 
-    When it holds more than `cap` events the owner takes a new base with `rebase`.
+    A new base is a state that was read out anyhow, for a checkpoint. If none comes within `cap` events the log is given
+    up until the next one: reading a large state out takes a while in which nobody is answered.
     """
 
     def __init__(self, cap: int) -> None:
@@ -72,23 +72,30 @@ class EventLog:
         self._entries: deque[Entry] = deque()
         self._size = 0
         self.base: dict[str, Any] | None = None
+        self.is_whole = True
+        """Whether nothing was left out since `base`."""
 
     def append(self, entry: Entry) -> None:
+        if not self.is_whole:
+            return
         self._entries.append(entry)
         self._size += 1
         if isinstance(entry, EventBatch):
             self._size += len(entry.events)
         elif isinstance(entry, Registration):
             self._size += len(entry.rows)
-
-    @property
-    def full(self) -> bool:
-        return self._size >= self._cap
+        if self._size > self._cap:
+            self._empty()
+            self.base, self.is_whole = None, False
 
     def rebase(self, base: dict[str, Any]) -> None:
+        """Begin anew from a state that nobody changes."""
+        self._empty()
+        self.base, self.is_whole = base, True
+
+    def _empty(self) -> None:
         self._entries.clear()
         self._size = 0
-        self.base = base
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)

@@ -42,8 +42,10 @@ UNOWNED = ""
 
 @dataclass(slots=True)
 class Changes:
-    """What the owner must pass on: sessions that ended [workload, session], workloads dropped at the cap."""
+    """What the owner must pass on: events that counted, sessions that ended [workload, session], workloads dropped at
+    the cap."""
 
+    applied: list[Message] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
@@ -52,7 +54,6 @@ class Changes:
 class Ingested:
     """Outcome of one call's events. Anchors aren't applied here: they never enter log or checkpoint."""
 
-    events: tuple[Message, ...]
     anchors: list[AnchorRecorded]
     changes: Changes
 
@@ -97,14 +98,17 @@ class LearnedState:
                 events.append(event)
         events.sort(key=lambda e: e.t_s)  # type: ignore[attr-defined]
         changes = self.apply(EventBatch(now_s, tuple(events))) if events else Changes()
-        return Ingested(tuple(events), anchors, changes)
+        return Ingested(anchors, changes)
 
     def apply(self, entry: Entry) -> Changes:
         """Advance by one entry, and note it in the log."""
         changes = Changes()
         if isinstance(entry, EventBatch):
             for event in entry.events:
-                self._event(event, changes)
+                self.seen.add(event.event_id)  # type: ignore[attr-defined]
+                if self._event(event, changes):
+                    self.counters["events"] += 1
+                    changes.applied.append(event)
         elif isinstance(entry, Registration):
             self._register(entry, changes)
         elif isinstance(entry, ActionsIssued):
@@ -114,10 +118,7 @@ class LearnedState:
             for replica in entry.replicas:
                 self.ledger.replica_lost(replica)
         self._expire(entry.now_s, changes)
-        if self.log.full:
-            self.log.rebase(self.dump())
-        else:
-            self.log.append(entry)
+        self.log.append(entry)
         return changes
 
     def due(self, now_s: float) -> bool:
@@ -133,16 +134,15 @@ class LearnedState:
 
     # --- events -------------------------------------------------------------------------------------
 
-    def _event(self, event: Any, changes: Changes) -> None:
-        self.seen.add(event.event_id)
-        self.counters["events"] += 1
+    def _event(self, event: Any, changes: Changes) -> bool:
+        """False for one that isn't its tenant's to tell, or of a workload that nobody has."""
         if isinstance(event, PrefetchFinished):
             self.ledger.finish(event.action_id, event.outcome)
-            return
+            return True
         creates = isinstance(event, (RequestArrived, RequestFinished))
         workload = self._workload(event.workload, event.tenant, creates, changes)
         if workload is None:
-            return
+            return False
         if isinstance(event, RequestArrived):
             changes.ended += [(workload.name, s) for s in workload.arrived(event)]
         elif isinstance(event, RequestFinished):
@@ -151,6 +151,7 @@ class LearnedState:
             workload.tool_returned(event.session, event.t_s)
         elif isinstance(event, SessionEnded) and workload.end(event.session, event.t_s):
             changes.ended.append((workload.name, event.session))
+        return True
 
     def _workload(self, name: str, tenant: str, create: bool, changes: Changes) -> Workload | None:
         """The workload, if `tenant` owns it; a new one belongs to the first tenant that names it."""
@@ -214,6 +215,8 @@ class LearnedState:
                 workload = Workload.restore(entry, settings)
                 learned.workloads[workload.name] = workload
             learned.ledger.restore(values["ledger"])
+            for entry in values["workloads"][: -settings.max_workloads]:
+                learned.ledger.forget_workload(str(entry["name"]))
             learned.seen.restore(values["seen"])
             learned.counters.update({str(k): int(v) for k, v in values["counters"].items()})
             learned.check_invariants()
@@ -222,8 +225,10 @@ class LearnedState:
         learned.log.rebase(values)
         return learned
 
-    def replayed(self) -> LearnedState:
-        """A second state, rebuilt from the log's base and entries; equal to this one."""
+    def replayed(self) -> LearnedState | None:
+        """A second state, rebuilt from the log's base and entries; equal to this one. None: the log isn't whole."""
+        if not self.log.is_whole:
+            return None
         base = self.log.base
         fresh = LearnedState(self.settings) if base is None else LearnedState.restore(base, self.settings)
         for entry in self.log:

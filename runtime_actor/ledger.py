@@ -10,9 +10,10 @@ from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runtime_actor.messages import REFUSED, USEFUL, WASTED
 from runtime_actor.settings import PrefetchSettings
 
-OUTCOMES = ("useful", "wasted", "refused")
+OUTCOMES = (USEFUL, WASTED, REFUSED)
 UNANSWERED_S = 120.0
 MAX_PENDING = 4096
 MAX_COOLDOWNS = 4096
@@ -87,7 +88,7 @@ class PrefetchLedger:
         self._pending[action.action_id] = action
         self._count(action.workload, "issued")
         if len(self._pending) > MAX_PENDING:
-            self._end(next(iter(self._pending)), "refused")
+            self._end(next(iter(self._pending)), REFUSED)
 
     def finish(self, action_id: str, outcome: str) -> bool:
         """The replica's answer; False (and counted) for an action that isn't pending."""
@@ -104,11 +105,11 @@ class PrefetchLedger:
 
     def expire(self, now_s: float) -> None:
         while self.due(now_s):
-            self._end(next(iter(self._pending)), "refused")
+            self._end(next(iter(self._pending)), REFUSED)
 
     def replica_lost(self, replica: str) -> None:
         for action_id in [a.action_id for a in self._pending.values() if a.replica == replica]:
-            self._end(action_id, "wasted")
+            self._end(action_id, WASTED)
 
     def _end(self, action_id: str, outcome: str) -> None:
         self._count(self._pending.pop(action_id).workload, outcome)

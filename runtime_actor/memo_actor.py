@@ -54,7 +54,7 @@ class MemoActor:
         key, allowed = (tenant, digest), from_dict(Limits, limits, "limits")
         ends_s = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
         while True:
-            found = self._store.look(key, tool, allowed, time.time())
+            found = self._store.look(key, tool, allowed, time.monotonic())
             if isinstance(found, Hit):
                 return {"outcome": "hit", "value": found.value, "age_s": found.age_s}
             if isinstance(found, Run):
@@ -74,14 +74,14 @@ class MemoActor:
     ) -> dict[str, Any]:
         """{"outcome": "run", "ticket"}, or "refused" with a reason; never waits."""
         allowed, within = from_dict(Limits, limits, "limits"), from_dict(AheadBounds, bounds, "bounds")
-        found = self._store.look_ahead((tenant, digest), tool, allowed, within, time.time())
+        found = self._store.look_ahead((tenant, digest), tool, allowed, within, time.monotonic())
         if isinstance(found, Refused):
             return {"outcome": "refused", "reason": found.reason}
         return {"outcome": "run", "ticket": found.ticket, "lease_s": allowed.lease_s}
 
     async def wanted(self, tenant: str, digests: list[str], bounds: dict[str, Any]) -> list[str]:
         """Those of the calls that `lookup_ahead` would let run now."""
-        return self._store.wanted(tenant, digests, from_dict(AheadBounds, bounds, "bounds"), time.time())
+        return self._store.wanted(tenant, digests, from_dict(AheadBounds, bounds, "bounds"), time.monotonic())
 
     async def _landed(self, key: tuple[str, str], left_s: float) -> bytes | None:
         """The value that the run under way brings; None if it fails, or brings none in time."""
@@ -101,7 +101,7 @@ class MemoActor:
 
     async def store(self, tenant: str, ticket: str, value: bytes) -> str:
         flight = self._store.flight_of(ticket)
-        outcome = self._store.store(tenant, ticket, value, time.time())
+        outcome = self._store.store(tenant, ticket, value, time.monotonic())
         if outcome != "unknown_ticket":
             self._tell(flight, None if outcome == "void" else value)
         return outcome

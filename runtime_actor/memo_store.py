@@ -17,7 +17,7 @@ from runtime_actor.ahead_account import FORGIVE_S, AheadAccounts, AheadBounds
 ENTRY_BYTES = 256
 """What an entry takes beside its value."""
 MAX_FLIGHTS = 4096
-"""Runs under way; beyond it a caller runs its tool for itself and nothing is kept."""
+"""Runs under way, shared fairly by tenants; beyond its part a caller runs its tool for itself and nothing is kept."""
 
 Key = tuple[str, str]
 """(tenant, digest of the call)."""
@@ -138,7 +138,7 @@ class MemoStore:
             if entry.is_ahead:
                 entry.is_ahead = False
                 self._ahead.used(key[0])
-            if limits.sample and key not in self._refreshes and self._sampled(limits.sample):
+            if limits.sample and self._may_sample(key, now_s) and self._sampled(limits.sample):
                 return self._lead(key, tool, limits, now_s, is_refresh=True)
             self.counts["hits"] += 1
             return Hit(entry.value, now_s - entry.stored_s)
@@ -151,6 +151,15 @@ class MemoStore:
             self._land(flight)
         self.counts["misses"] += 1
         return self._lead(key, tool, limits, now_s, is_refresh=False)
+
+    def _may_sample(self, key: Key, now_s: float) -> bool:
+        """One at a time; one whose caller never came back is given up with its lease."""
+        under_way = self._refreshes.get(key)
+        if under_way is not None and under_way.ends_s <= now_s:
+            self.counts["leases_ended"] += 1
+            self._land(under_way)
+            return True
+        return under_way is None
 
     def look_ahead(self, key: Key, tool: str, limits: Limits, bounds: AheadBounds, now_s: float) -> Run | Refused:
         """As `look`, for a call that nobody has made yet: it is run only if that is of use and within bounds."""
@@ -208,13 +217,23 @@ class MemoStore:
         return entry
 
     def _lead(self, key: Key, tool: str, limits: Limits, now_s: float, is_refresh: bool) -> Run:
-        if len(self._tickets) >= MAX_FLIGHTS and not self._drop_overdue(now_s):
+        if len(self._tickets) >= MAX_FLIGHTS and not (self._drop_overdue(now_s) or self._made_way(key[0])):
             self.counts["flights_refused"] += 1
             return Run(None)
         flight = Flight(key, tool, secrets.token_hex(16), limits, now_s + limits.lease_s, is_refresh)
         (self._refreshes if is_refresh else self._flights)[key] = flight
         self._tickets[flight.ticket] = flight
         return Run(flight.ticket, is_refresh)
+
+    def _made_way(self, tenant: str) -> bool:
+        """A tenant within its part of the runs takes the place of the oldest one of whoever has most."""
+        running = Counter(flight.key[0] for flight in self._tickets.values())
+        if running[tenant] >= MAX_FLIGHTS // len({*running, tenant}):
+            return False
+        crowd = max(running, key=running.__getitem__)
+        self._land(next(flight for flight in self._tickets.values() if flight.key[0] == crowd))
+        self.counts["flights_displaced"] += 1
+        return True
 
     def _drop_overdue(self, now_s: float) -> bool:
         overdue = [flight for flight in self._tickets.values() if flight.ends_s <= now_s]

@@ -26,6 +26,17 @@ AVOID_XARG = "agent_runtime_avoid"
 MAX_REPORTED_AGENTS = 512
 """Agents of one workload that a replica's report names, each for `resident` and `anchors`; a longer one is refused."""
 
+MAX_NUMBER = 2**53
+"""Greatest number in a message: up to it all whole ones are floats, and JavaScript's."""
+
+TOKEN_BYTES = 4
+"""Token ids travel as little-endian int32."""
+
+USEFUL = "useful"
+WASTED = "wasted"
+REFUSED = "refused"
+"""How a warm-up ends."""
+
 DEMAND = "demand"
 WARMUP = "warmup"
 
@@ -126,6 +137,16 @@ class OwnerTag:
         ):
             raise MessageError(f"{OWNER_XARG}: expected [workload, agent, session, kind]")
         return cls(*value)
+
+    @classmethod
+    def of(cls, xargs: Any) -> OwnerTag | None:
+        """A request's owner, by its `vllm_xargs`; one without a tag, or with a bad one, is nobody's."""
+        if not isinstance(xargs, dict) or OWNER_XARG not in xargs:
+            return None
+        try:
+            return cls.decode(xargs[OWNER_XARG])
+        except MessageError:
+            return None
 
 
 # --- to the actor: events ---------------------------------------------------------------------------

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_actor.errors import MessageError
-from runtime_actor.fair_map import FairMap
-from runtime_actor.messages import MAX_REPORTED_AGENTS, AnchorRecorded, ReplicaReport
+from runtime_actor.messages import MAX_NUMBER, MAX_REPORTED_AGENTS, ReplicaReport
 
-MAX_NUMBER = 2**53
 MAX_SESSIONS_PER_REPORT = 65536
-TOKEN_BYTES = 4
 VIEW_INTERVAL_S = 0.05
 
 
@@ -68,6 +65,14 @@ class ReplicaMap:
             return []
         self._replicas[report.replica] = ReplicaState(report, now_s)
         self._replicas.move_to_end(report.replica)
+        return self._trim()
+
+    def resize(self, cap: int) -> list[str]:
+        """Another cap; returns replicas dropped at it."""
+        self.cap = cap
+        return self._trim()
+
+    def _trim(self) -> list[str]:
         gone = []
         while len(self._replicas) > self.cap:
             gone.append(self._replicas.popitem(last=False)[0])
@@ -114,73 +119,6 @@ class ReplicaMap:
         assert all(key == state.report.replica for key, state in self._replicas.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """Token ids of an agent's shared prefix, as an engine recorded them."""
-
-    digest: str
-    tokens: int
-    token_ids: bytes
-    cache_salt: str | None
-    lora_name: str | None
-
-
-class AnchorStore:
-    """Newest anchor of each (workload, agent), bounded in number and bytes; the least used goes first, of a workload
-    that has more than its share before others'.
-
-    Token ids are a client's text: they stay in memory and never go into a checkpoint.
-    """
-
-    def __init__(self, max_anchors: int, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._anchors: FairMap[str, Anchor] = FairMap(max_anchors)
-        self.num_bytes = 0
-        self.dropped = 0
-
-    def __len__(self) -> int:
-        return len(self._anchors)
-
-    @property
-    def max_anchors(self) -> int:
-        return self._anchors.cap
-
-    @max_anchors.setter
-    def max_anchors(self, cap: int) -> None:
-        self._anchors.cap = cap
-
-    def record(self, event: AnchorRecorded) -> None:
-        """Raises MessageError for token ids that aren't whole int32 values."""
-        if not event.token_ids or len(event.token_ids) % TOKEN_BYTES:
-            raise MessageError(f"anchor_recorded: token_ids of {len(event.token_ids)} bytes aren't int32 values")
-        self._remove(event.workload, event.agent)
-        tokens = len(event.token_ids) // TOKEN_BYTES
-        kept = Anchor(event.digest, tokens, event.token_ids, event.cache_salt, event.lora_name)
-        self._anchors.part(event.workload)[event.agent] = kept
-        self.num_bytes += len(event.token_ids)
-        while len(self._anchors) > self.max_anchors or self.num_bytes > self.max_bytes:
-            self._remove(*self._anchors.oldest(event.workload))
-            self.dropped += 1
-
-    def get(self, workload: str, agent: str) -> Anchor | None:
-        anchor = self._anchors.get(workload, agent)
-        if anchor is not None:
-            self._anchors.part(workload).move_to_end(agent)
-        return anchor
-
-    def forget_workload(self, workload: str) -> None:
-        self.num_bytes -= sum(len(anchor.token_ids) for anchor in self._anchors.drop(workload))
-
-    def _remove(self, workload: str, agent: str) -> None:
-        anchor = self._anchors.pop(workload, agent)
-        if anchor is not None:
-            self.num_bytes -= len(anchor.token_ids)
-
-    def check_invariants(self) -> None:
-        assert self.num_bytes == sum(len(a.token_ids) for _, part in self._anchors for a in part.values())
-        assert len(self._anchors) <= self.max_anchors and self.num_bytes <= self.max_bytes
-
-
 def check_report(report: ReplicaReport) -> None:
     """Raises MessageError naming the field whose content has the wrong shape."""
     if not 0 <= report.t_s <= MAX_NUMBER or report.block_size < 1:
@@ -192,6 +130,8 @@ def check_report(report: ReplicaReport) -> None:
     _check_nested("anchors", report.anchors, _is_anchor)
     if len(report.sessions) > MAX_SESSIONS_PER_REPORT or not all(map(_is_session, report.sessions)):
         raise MessageError("replica_report: 'sessions' must be rows [workload, session, previous, current, t_s]")
+    if not all(map(_is_policy_row, report.policies)):
+        raise MessageError("replica_report: 'policies' must be mappings with whole numbers as counts")
 
 
 def _check_nested(name: str, values: Mapping[Any, Any], valid: Any) -> None:
@@ -210,6 +150,14 @@ def _is_count(value: Any) -> bool:
 
 def _is_anchor(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str) and _is_count(value[1])
+
+
+def _is_policy_row(row: Any) -> bool:
+    if not isinstance(row, dict):
+        return False
+    counts = [row[name] for name in ("decisions", "failures", "slow") if row.get(name) is not None]
+    counters = row.get("counters") or {}
+    return isinstance(counters, dict) and all(isinstance(count, int) for count in [*counts, *counters.values()])
 
 
 def _is_session(row: Any) -> bool:

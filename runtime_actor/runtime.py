@@ -6,6 +6,7 @@ One exchange is: take events -> take the caller's report -> let time pass -> sco
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -31,7 +32,9 @@ from runtime_actor.settings import (
 )
 from runtime_actor.shared import SharedState
 from runtime_actor.state_view import engine_policy_rows, shared_state_view
-from runtime_actor.stats import RuntimeStats
+from runtime_actor.stats import RuntimeStats, runtime_stats
+
+logger = logging.getLogger(__name__)
 
 GATEWAY = "gateway"
 REPLICA = "replica"
@@ -90,11 +93,13 @@ class AgentRuntime:
                 self.shared.anchors.record(anchor)
             except MessageError:
                 learned.refused["events_invalid"] += 1
+        applied = ingested.changes.applied
+        self.host.observe_all(applied)
+        # After it: what policies keep of a workload that was dropped goes with it.
         self._take_changes(ingested.changes)
-        self.host.observe_all(ingested.events)
-        if ingested.events:
+        if applied:
             self._downlink.changed()
-        return len(ingested.events)
+        return len(applied)
 
     def _take_changes(self, changes: Changes) -> None:
         if changes.ended:
@@ -263,18 +268,14 @@ class AgentRuntime:
         self.config_version = version
         if settings == self.settings:
             return True
-        learned = LearnedState.restore(self.shared.learned.dump(), settings)
-        learned.refused = self.shared.learned.refused
-        learned.ledger.suppressed = self.shared.learned.ledger.suppressed
         self.settings = settings
-        self.shared.learned = learned
-        self.shared.replica_map.cap = settings.max_replicas
-        self.shared.anchors.max_anchors = settings.max_anchors
-        self.shared.anchors.max_bytes = settings.max_anchor_bytes
-        self.shared.table_interval_s = settings.table_interval_s
+        dropped = self.shared.configure(settings)
         self._pace = Pace(settings.max_calls_per_s, settings.idle_call_s, settings.replica_timeout_s)
+        self._downlink.resize(settings.max_ended)
         self.host.close()
         self.host = self._make_host()
+        self._take_changes(Changes(dropped=dropped))
+        self._replicas_lost(self.shared.replica_map.resize(settings.max_replicas))
         self._downlink.changed()
         return True
 
@@ -319,37 +320,19 @@ class AgentRuntime:
         return view
 
     def stats(self) -> RuntimeStats:
-        learned = self.shared.learned
-        workloads = learned.workloads.values()
-        prefetch = learned.ledger.totals()
-        counters = learned.counters
-        return RuntimeStats(
-            events_total=counters["events"],
-            events_dropped_total=learned.refused["events_invalid"] + counters["events_foreign_tenant"],
-            exchanges_total=self.exchanges,
-            forecasts_right_total=sum(w.forecasts["right"] for w in workloads),
-            forecasts_wrong_total=sum(w.forecasts["wrong"] for w in workloads),
-            prefetch_issued_total=prefetch["issued"],
-            prefetch_useful_total=prefetch["useful"],
-            prefetch_wasted_total=prefetch["wasted"],
-            prefetch_refused_total=prefetch["refused"],
-            workloads=len(learned.workloads),
-            agents=sum(len(w.agents) for w in workloads),
-            sessions=sum(len(w.model.sessions) for w in workloads),
-            replicas=len(self.shared.replica_map),
-            callers=len(self._pace),
-            predictability=max((w.model.predictability() for w in workloads), default=0.0),
-        )
+        return runtime_stats(self.shared, exchanges=self.exchanges, callers=len(self._pace))
 
     def dump(self) -> dict[str, Any]:
-        """What a checkpoint holds: JSON types only, no token ids, no salts."""
+        """What a checkpoint holds, not to be changed: JSON types only, no token ids, no salts."""
+        learned = self.shared.learned.dump()
+        self.shared.learned.log.rebase(learned)
         return {
             "format": STATE_FORMAT,
             "epoch": self.epoch,
             "version": self.version,
             "config_version": self.config_version,
             "settings": self.settings.to_dict(),
-            "learned": self.shared.learned.dump(),
+            "learned": learned,
         }
 
     @classmethod
@@ -357,7 +340,7 @@ class AgentRuntime:
         cls, values: Any, settings: RuntimeSettings, config_version: int, clock: Callable[[], float], epoch: int
     ) -> Self:
         """Back from a dump, under the newer of its settings and `settings`; at the same version the
-        dump's, which also hold what `set_policy` changed.
+        dump's, which also hold what `set_policy` changed. Settings that this code refuses are `settings` again.
 
         Raises:
             CheckpointError: an unknown format or damaged content.
@@ -366,8 +349,11 @@ class AgentRuntime:
             if values["format"] != STATE_FORMAT:
                 raise CheckpointError(f"runtime state of unknown format {values['format']!r}")
             if int(values["config_version"]) >= config_version:
-                config_version = int(values["config_version"])
-                settings = RuntimeSettings.from_dict(values["settings"])
+                try:
+                    settings = RuntimeSettings.from_dict(values["settings"])
+                    config_version = int(values["config_version"])
+                except ConfigurationError as error:
+                    logger.warning("what was learnt is used, the settings beside it are not: %s", error)
             runtime = cls(settings, clock, max(epoch, int(values["epoch"]) + 1))
             runtime.config_version = config_version
             runtime._downlink.version = int(values["version"]) + 1

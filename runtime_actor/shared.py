@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from runtime_actor.identity import SessionRecord
 from runtime_actor.learned import LearnedState
-from runtime_actor.replica_map import AnchorStore, ReplicaMap, ReplicaState
+from runtime_actor.recorded_anchors import RecordedAnchors
+from runtime_actor.replica_map import ReplicaMap, ReplicaState
 from runtime_actor.settings import RuntimeSettings
 from runtime_actor.transitions import TransitionModel
 
@@ -19,7 +20,17 @@ class SharedState:
         self.table_interval_s = settings.table_interval_s
         self.learned = LearnedState(settings)
         self.replica_map = ReplicaMap(settings.max_replicas)
-        self.anchors = AnchorStore(settings.max_anchors, settings.max_anchor_bytes)
+        self.anchors = RecordedAnchors(settings.max_anchors, settings.max_anchor_bytes)
+
+    def configure(self, settings: RuntimeSettings) -> list[str]:
+        """Other bounds and times; what was learned stays, but for the workloads that are too many: their names."""
+        before = self.learned
+        self.learned = LearnedState.restore(before.dump(), settings)
+        self.learned.refused = before.refused
+        self.learned.ledger.suppressed = before.ledger.suppressed
+        self.anchors.resize(settings.max_anchors, settings.max_anchor_bytes)
+        self.table_interval_s = settings.table_interval_s
+        return [name for name in before.workloads if name not in self.learned.workloads]
 
     @property
     def replicas(self) -> Iterable[ReplicaState]:

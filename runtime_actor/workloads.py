@@ -18,6 +18,9 @@ from runtime_actor.settings import RuntimeSettings
 from runtime_actor.transitions import TransitionModel
 
 MAX_REPLICA_ROWS = 512
+QUIET_S = 30.0
+"""After so long without a step what was worked out from the window is given up; a step makes some of it again."""
+
 REGISTRATION_SLACK_S = 1.0
 """A replica sees a request this much after the gateway at most; a newer step is one that was missed."""
 
@@ -44,6 +47,7 @@ class Workload:
         self.forecasts: Counter[str] = Counter()
         self.late_events = 0
         self._version_at_expiry = -1
+        self._changed_s = 0.0
 
     # --- events -------------------------------------------------------------------------------------
 
@@ -86,7 +90,7 @@ class Workload:
 
     def finished(self, event: RequestFinished) -> None:
         self.agents.touch(event.agent)[0].completed(event)
-        session = self.sessions.get(event.session)
+        session = self.sessions.use(event.session)
         if session is not None:
             session.last_seen_s = max(session.last_seen_s, event.t_s)
         use = self.replica_use.pop(event.replica, None) or ReplicaUse()
@@ -98,7 +102,7 @@ class Workload:
         use.cached_tokens += event.cached_tokens
 
     def tool_returned(self, session: str, t_s: float) -> None:
-        record = self.sessions.get(session)
+        record = self.sessions.use(session)
         if record is not None:
             record.last_seen_s = max(record.last_seen_s, t_s)
 
@@ -139,14 +143,18 @@ class Workload:
     def expire(self, now_s: float, idle_s: float) -> list[str]:
         """Forget sessions silent for longer than `idle_s`; returns those that were still live."""
         closed = []
-        if self.model.version == self._version_at_expiry:
-            self.model.forget_derived()
-        self._version_at_expiry = self.model.version
+        self._forget_when_quiet(now_s)
         while (record := self.sessions.oldest()) is not None and now_s - record.last_seen_s > idle_s:
             if self._close(record, now_s):
                 closed.append(record.session)
             self.sessions.remove(record.session)
         return closed
+
+    def _forget_when_quiet(self, now_s: float) -> None:
+        if self.model.version != self._version_at_expiry:
+            self._version_at_expiry, self._changed_s = self.model.version, now_s
+        elif not 0.0 <= now_s - self._changed_s < QUIET_S:
+            self.model.forget_derived()
 
     # --- checkpoints --------------------------------------------------------------------------------
 

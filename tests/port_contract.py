@@ -179,6 +179,9 @@ async def nonsense_from_above_is_survived(bench: PortBench) -> None:
     await bench.port.exchange(HandDown(tables={"w": b"nonsense"}, policy=("no such policy", 1.0)))
     state = await bench.port.exchange(HandDown())
     assert state.policy == "reach"
+    state = await bench.port.exchange(HandDown(tables={"w": b"nonsense"}, policy=("lru", 1.0)))
+    assert state.policy == "lru" and len(state.rejected) == 1, "what is bad costs only itself"
+    await bench.port.exchange(HandDown(policy=("reach", 1.0)))
 
 
 CHECKS: dict[str, Callable[[PortBench], Awaitable[None]]] = {

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from benchmarks.cache import Block, FreeQueue
 from benchmarks.trace_format import Request
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.settings import ValueSettings

@@ -14,6 +14,10 @@ MAX_AGENTS = 1024
 MAX_CANDIDATES = 8
 """Boundaries counted for one agent; the least seen one makes room."""
 
+MEMORY = 64
+"""Requests with one boundary after which what was counted of the agent counts half: an agent that gets other
+instructions gets another anchor, however long it had the one before."""
+
 MAX_PENDING = 64
 """Anchors not fetched yet; beyond it the oldest is dropped and found again when it is next used."""
 
@@ -46,7 +50,8 @@ class AnchorFinder:
 
     def __init__(self) -> None:
         self._agents: FairMap[AgentKey, _Boundaries] = FairMap(MAX_AGENTS)
-        self._pending: OrderedDict[str, FoundAnchor] = OrderedDict()
+        self._pending: OrderedDict[tuple[AgentKey, str], FoundAnchor] = OrderedDict()
+        """By agent and digest: agents with the same instructions have the same digest."""
 
     def note(
         self,
@@ -69,11 +74,13 @@ class AnchorFinder:
         if digest not in counts and len(counts) >= MAX_CANDIDATES:
             del counts[min((d for d in counts if d != known.told), key=counts.__getitem__)]
         counts[digest] = counts.get(digest, 0) + 1
+        if counts[digest] >= MEMORY:
+            known.counts = counts = {boundary: count // 2 for boundary, count in counts.items()}
         if digest == known.told or counts[digest] <= counts.get(known.told, 0):
             return
         known.told = digest
         ids = array("i", prompt_token_ids[:num_tokens])
-        self._pending[digest] = FoundAnchor(*agent, digest, ids.tobytes(), cache_salt, lora_name)
+        self._pending[agent, digest] = FoundAnchor(*agent, digest, ids.tobytes(), cache_salt, lora_name)
         if len(self._pending) > MAX_PENDING:
             _, dropped = self._pending.popitem(last=False)
             forgotten = self._agents.get(dropped.workload, (dropped.workload, dropped.agent))
@@ -82,8 +89,8 @@ class AnchorFinder:
 
     def take(self, most: int = 16) -> list[FoundAnchor]:
         """New anchors since the last call, oldest first."""
-        digests = list(self._pending)[:most]
-        return [self._pending.pop(digest) for digest in digests]
+        oldest = list(self._pending)[:most]
+        return [self._pending.pop(key) for key in oldest]
 
     def forget_told(self) -> None:
         """Whoever was told is gone: say everything again as it is next used."""

@@ -14,7 +14,7 @@ later `use_value_order`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
@@ -26,8 +26,8 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
+from replicas.cache.block_owner import KINDS, BlockOwner
 from replicas.cache.claim import Claim
-from replicas.cache.owner_values import KINDS, BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.plain_blocks import blocks_by_hash, hash_blocks, is_plain, occupy_blocks
 from replicas.cache.warm_ledger import WarmLedger
@@ -119,6 +119,15 @@ class PoolOwners:
             logger.exception("Cache policy: %s failed; going back to stock order", what)
         self.failed = True
 
+    def _note(self, what: str, note: Callable[..., None], *args: Any) -> None:
+        """The pool has done its part; what is noted of it may fail, and the engine goes on."""
+        if self.failed:
+            return
+        try:
+            note(*args)
+        except Exception:  # noqa: BLE001 - logged by _fail; nothing may rise into the engine's loop
+            self._fail(what)
+
     # --- a block gets its hash ----------------------------------------------------------------------
 
     def cache_full_blocks(
@@ -148,8 +157,10 @@ class PoolOwners:
             return
         try:
             claim = self.directory.claims.get(request.request_id) or self._nobodys
-            # As many new keys as blocks: none was null, masked, promoted or a duplicate.
-            if len(self._blocks_by_hash) - known != num_full_blocks - num_cached_blocks:
+            # As many new keys as blocks: none was null, masked or a duplicate. A block that was a duplicate by the hash
+            # of its part, and isn't by that of the whole, can only have gone the long way.
+            new = len(self._blocks_by_hash) - known
+            if new != num_full_blocks - num_cached_blocks or (done < num_full_blocks and self.twins):
                 self._note_duplicates(blocks[num_cached_blocks:num_full_blocks])
             self._tag(claim, blocks, num_cached_blocks, num_full_blocks, block_size)
             if claim.is_warmup:
@@ -170,22 +181,34 @@ class PoolOwners:
 
     def cache_partial_block(self, request: Request, block: KVCacheBlock, *args: Any, **kwargs: Any) -> Any:
         key = self._stock["cache_partial_block"](request, block, *args, **kwargs)
-        if key is not None and not self.failed:
-            claim = self.directory.claims.get(request.request_id) or self._nobodys
-            self.owner_of[block.block_id] = claim.rest
-            self._note_duplicates([block])
+        if key is not None:
+            self._note("tagging a part", self._cached_partly, request, block)
         return key
+
+    def _cached_partly(self, request: Request, block: KVCacheBlock) -> None:
+        claim = self.directory.claims.get(request.request_id) or self._nobodys
+        self.owner_of[block.block_id] = claim.rest
+        self._note_duplicates([block])
 
     def move_block_hashes(self, src_block: KVCacheBlock, dst_block: KVCacheBlock) -> None:
         self._stock["move_block_hashes"](src_block, dst_block)
-        self.owner_of[dst_block.block_id] = self.owner_of[src_block.block_id]
-        self.owner_of[src_block.block_id] = None
+        self._note("moving", self._moved, src_block, dst_block)
+
+    def _moved(self, source: KVCacheBlock, target: KVCacheBlock) -> None:
+        self.owner_of[target.block_id] = self.owner_of[source.block_id]
+        self.owner_of[source.block_id] = None
+        self.warm.move(source.block_id, target.block_id)
+        # The hash was taken out and put in again: if other blocks have it too, one of them serves it now.
+        self._forget_twin(source)
+        self._note_duplicates([target])
 
     def _note_duplicates(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
             block_hash = block.block_hash
             if block_hash is None or block.is_null:
                 continue
+            if self.twins.get(block.block_id, block_hash) != block_hash:
+                self._forget_twin(block)
             served = self._known.get_one_block(block_hash)
             if served is not None and served is not block:
                 self.duplicates.add(block.block_id)
@@ -235,12 +258,14 @@ class PoolOwners:
         if not self.by_value:
             self.evicted[OLDEST] += known - len(self._blocks_by_hash)
         if self.twins or self.warm.block_actions:
-            self._forget_marks(blocks)
+            self._note("taking", self._forget_marks, blocks)
         return blocks
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         self._stock["evict_blocks"](block_ids)
-        blocks = [self.pool.blocks[block_id] for block_id in block_ids]
+        self._note("evicting", self._evicted, [self.pool.blocks[block_id] for block_id in block_ids])
+
+    def _evicted(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
             self.owner_of[block.block_id] = None
             if self.by_value and block.next_free_block is not None:
@@ -248,32 +273,38 @@ class PoolOwners:
         self._forget_marks(blocks)
 
     def _forget_marks(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Warmed blocks are lost; where the served copy of a hash is gone, the next copy serves and is
-        its owner's again."""
         for block in blocks:
             if self.warm.block_actions:
                 self.warm.lose(block.block_id)
-            key = self.twins.pop(block.block_id, None)
-            if key is None:
-                continue
-            self.duplicates.discard(block.block_id)
-            served = self._known.get_one_block(key)
-            if served is not None and served.block_id in self.duplicates:
-                self.duplicates.discard(served.block_id)
-                self._resort(served)
+            self._forget_twin(block)
+
+    def _forget_twin(self, block: KVCacheBlock) -> None:
+        """It lost a hash that others may have: where it was the served copy, the next one serves and is its owner's
+        again."""
+        key = self.twins.pop(block.block_id, None)
+        if key is None:
+            return
+        self.duplicates.discard(block.block_id)
+        served = self._known.get_one_block(key)
+        if served is not None and served.block_id in self.duplicates:
+            self.duplicates.discard(served.block_id)
+            self._resort(served)
 
     def reset_prefix_cache(self) -> bool:
         done = self._stock["reset_prefix_cache"]()
         if done:
-            if self.directory.guard is not None:
-                self.directory.guard.emptied()
             self._known = self.pool.cached_block_hash_to_block
             self._blocks_by_hash = blocks_by_hash(self.pool)
-            self.owner_of[:] = [None] * len(self.owner_of)
-            self.duplicates.clear()
-            self.twins.clear()
-            for block_id in list(self.warm.block_actions):
-                self.warm.lose(block_id)
-            if self.by_value:
-                self._set_value_queue(self.pool.free_block_queue.drain())
+            self._note("a reset", self._emptied)
         return done
+
+    def _emptied(self) -> None:
+        if self.directory.valuation.guard is not None:
+            self.directory.valuation.guard.emptied()
+        self.owner_of[:] = [None] * len(self.owner_of)
+        self.duplicates.clear()
+        self.twins.clear()
+        for block_id in list(self.warm.block_actions):
+            self.warm.lose(block_id)
+        if self.by_value:
+            self._set_value_queue(self.pool.free_block_queue.drain())

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 from replicas.cache.anchor_finder import AnchorFinder
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.block_pool import EVICTED_KINDS, PoolOwners
 from replicas.cache.claim import Claim
 from replicas.cache.floors import TenantFloors
-from replicas.cache.owner_values import worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.residency import COUNT_INTERVAL_S, Residency, count_residency
@@ -32,7 +32,7 @@ from replicas.engine.messages import (
 )
 from replicas.free_queue import OwnerFreeQueue
 from runtime_actor.errors import MessageError
-from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.messages import OwnerTag
 from runtime_actor.tables import ReachTables
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What the keeper needs of a request that joined the queue."""
+    """What the keeper needs of a request that joined the queue. `first_choice`: the id of its client's request's first
+    choice if this is another one, else empty."""
 
     request_id: str
     extra_args: Any
@@ -67,6 +68,7 @@ class Arrival:
     cache_salt: str | None
     lora_name: str | None
     priority: int = 0
+    first_choice: str = ""
 
 
 def _guarded(
@@ -95,9 +97,12 @@ class CacheKeeper:
         pool: Any,
         settings: EngineSettings,
         shape: CacheShape,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """`clock` only goes forward; `wall_clock` is for times that other processes read."""
         self._clock = clock
+        self._wall_clock = wall_clock
         self._shape = shape
         self._warmup_deadline_s = settings.warmup_deadline_s
         self._anchors = AnchorFinder()
@@ -107,7 +112,7 @@ class CacheKeeper:
             settings.values, shape.hash_block_tokens, clock, cache_blocks=len(pool.blocks), guard=self.guard
         )
         self.owners = PoolOwners(pool, self.directory, self.warm)
-        self._floors = TenantFloors(self.directory, self.owners.owner_of, clock)
+        self._floors = TenantFloors(self.directory.valuation, self.owners.owner_of, clock)
         self.policy_rows: Callable[[], list[dict[str, Any]]] = list
         """The rows of the policies that order the waiting queue, and how often somebody was passed over there."""
         self.passed_over: Callable[[], int] = int
@@ -142,8 +147,9 @@ class CacheKeeper:
     def arrived(self, arrival: Arrival) -> None:
         self._floors.look()
         tag = _tag_of(arrival.extra_args)
-        claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes, arrival.priority)
-        if tag is None or claim.agent is None:
+        first = self.directory.claims.get(arrival.first_choice)
+        claim = self.directory.arrive(arrival.request_id, tag, arrival.block_hashes, arrival.priority, first)
+        if tag is None or claim.agent is None or first is not None:
             return
         if claim.is_warmup:
             deadline_s = self._clock() + self._warmup_deadline_s
@@ -214,16 +220,16 @@ class CacheKeeper:
     def exchange(self, down: EngineTables, running: int, waiting: int) -> EngineReport:
         """Take what came down and say what is here; what is bad in it is refused and named."""
         rejected = self._take(down)
-        now = self._clock()
+        now, wall_s = self._clock(), self._wall_clock()
         self.warm.expire(now)
-        if down.with_sessions:
+        if down.with_sessions or down.with_anchors:
             self._anchors.forget_told()
         owners = self.owners
         pool = owners.pool
         values = self.directory.settings
         resident, anchors = self._resident(now)
         return EngineReport(
-            t_s=now,
+            t_s=wall_s,
             policy=values.policy if owners.by_value else "lru",
             weight=values.weight,
             block_size=self._shape.group_block_tokens[0],
@@ -241,7 +247,7 @@ class CacheKeeper:
             evicted=dict(zip(EVICTED_KINDS, owners.evicted, strict=True)),
             anchors=self._anchors.take(),
             warmups=self.warm.take_outcomes(),
-            sessions=self.directory.sessions() if down.with_sessions else [],
+            sessions=self.directory.sessions(wall_s) if down.with_sessions else [],
             rejected=rejected,
             faults=int(owners.failed),
             policies=self.policy_rows(),
@@ -269,9 +275,7 @@ class CacheKeeper:
                 rejected.append(str(error))
         for workload, session in down.ended:
             self.directory.end(workload, session)
-        for action_id, left_s in down.deadlines_s.items():
-            self.warm.set_deadline(action_id, self._clock() + left_s)
-        asked = {"policy": down.policy, "weight": down.weight, "arrival_share": down.arrival_share}
+        asked = {"policy": down.policy, "weight": down.weight}
         changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         try:
             if changes:
@@ -283,37 +287,32 @@ class CacheKeeper:
 
     def probe(self, asked: ProbeRequest, num_tokens: int, resident_tokens: int) -> ProbeAnswer:
         """`resident_tokens` of the anchor's `num_tokens` are cached: what would the rest cost?"""
+        pool = self.owners.pool
         block_tokens = self._shape.group_block_tokens[0]
         missing = max(0, num_tokens // block_tokens - resident_tokens // block_tokens)
-        unvalued, values = self._victims(missing)
-        valued = [(value, count) for value, count in values if value > 0.0]
+        valued = self._victims(missing)
         return ProbeAnswer(
             resident_tokens=resident_tokens,
             missing_blocks=missing,
-            unvalued_blocks=unvalued + sum(count for value, count in values if value <= 0.0),
-            victim_value=max((value for value, _ in valued), default=None),
-            victim_value_sum=sum(value * count for value, count in valued),
+            unvalued_blocks=min(missing, pool.get_num_free_blocks()) - sum(count for _, count in valued),
+            victim_value=max((worth for worth, _ in valued), default=None),
+            victim_value_sum=sum(worth * count for worth, count in valued),
             anchor_value=self.directory.anchor_value(asked.workload, asked.agent),
-            missing_fits=missing <= self.owners.pool.get_num_free_blocks(),
+            missing_fits=missing <= pool.get_num_free_blocks(),
         )
 
-    def _victims(self, blocks: int) -> tuple[int, list[tuple[float, int]]]:
-        """(blocks of no owner, [(worth, blocks)]) of what would leave next."""
+    def _victims(self, blocks: int) -> list[tuple[float, int]]:
+        """(worth, blocks) of what is valued among the blocks that would leave next."""
         queue = self.owners.pool.free_block_queue
         if not isinstance(queue, OwnerFreeQueue):
-            return min(blocks, self.owners.pool.get_num_free_blocks()), []
+            return []
         lowest = queue.lowest(blocks)
-        unvalued = sum(count for owner, count in lowest if owner is None)
-        return unvalued, [(worth_of(owner.value), count) for owner, count in lowest if owner is not None]
+        return [(owner.forecast, n) for owner, n in lowest if isinstance(owner, BlockOwner) and owner.value > 0.0]
 
 
 def _tag_of(extra_args: Any) -> OwnerTag | None:
-    """The request's owner; a missing or bad tag makes it nobody's, never an error."""
-    if not isinstance(extra_args, dict) or OWNER_XARG not in extra_args:
-        return None
-    try:
-        tag = OwnerTag.decode(extra_args[OWNER_XARG])
-    except MessageError:
+    tag = OwnerTag.of(extra_args)
+    if tag is None:
         return None
     names = (tag.workload, tag.agent, tag.session)
     fits = all(name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS for name in names)

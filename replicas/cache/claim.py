@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from replicas.cache.owner_values import BlockOwner, Session
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.sharing import AgentKey
+from replicas.cache.workload_values import Session
 from runtime_actor.messages import WARMUP, OwnerTag
 
 
@@ -47,6 +48,16 @@ class Claim:
         self.agent: AgentKey | None = None
         self.sequence = 0
         self.reads_rest = True
+
+    def of_another_choice(self, request_id: str) -> Claim:
+        """As this one, for another choice of the same client's request: no further step of its session."""
+        other = Claim(request_id, self.tag, self.rest)
+        other.set_runs(self.runs)
+        other.reads_rest = self.reads_rest
+        other.agent, other.session = self.agent, self.session
+        if other.session is not None:
+            other.session.active += 1
+        return other
 
     @property
     def owners(self) -> Iterator[BlockOwner]:

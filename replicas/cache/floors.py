@@ -9,30 +9,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from replicas.cache.owner_values import BlockOwner
-from replicas.cache.ownership import OwnerDirectory
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.residency import COUNT_INTERVAL_S
+from replicas.cache.valuation import Valuation
 
 SLACK = 9 / 8
 """Who is protected stays so up to this much above its floor, so that one who is at it doesn't go to and fro."""
 
 
 class TenantFloors:
-    """Counts a cache's blocks by tenant and tells the directory who is protected."""
+    """Counts a cache's blocks by tenant and says who is protected."""
 
-    def __init__(
-        self, directory: OwnerDirectory, owner_of: Sequence[BlockOwner | None], clock: Callable[[], float]
-    ) -> None:
-        self._directory = directory
+    def __init__(self, valuation: Valuation, owner_of: Sequence[BlockOwner | None], clock: Callable[[], float]) -> None:
+        self._valuation = valuation
         self._owner_of = owner_of
         self._clock = clock
         self._looked_s = float("-inf")
 
     def look(self) -> None:
         """At a request's arrival; counts anew unless that was done a moment ago."""
-        settings = self._directory.settings
+        settings = self._valuation.settings
         if settings.tenant_floor <= 0.0 or settings.policy not in ("reach", "anchors"):
-            self._directory.protect(frozenset())
+            self._valuation.protect(frozenset())
             return
         now_s = self._clock()
         blocks = len(self._owner_of)
@@ -40,7 +38,7 @@ class TenantFloors:
             return
         self._looked_s = now_s
         held = blocks_of_tenants(self._owner_of)
-        self._directory.protect(within_floor(held, settings.tenant_floor * blocks, self._directory.protected))
+        self._valuation.protect(within_floor(held, settings.tenant_floor * blocks, self._valuation.protected))
 
 
 def blocks_of_tenants(owner_of: Iterable[BlockOwner | None]) -> Counter[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from replicas.cache.owner_values import SESSION, BlockOwner
+from replicas.cache.block_owner import SESSION, BlockOwner, worth_of
 from replicas.cache.peers import PeerOrder, Use
 from runtime_actor.messages import OwnerTag
 
@@ -22,6 +22,10 @@ class UseOwner(BlockOwner):
         super().__init__(SESSION, ((use.workload, use.agent),))
         self.use = use
         self.rank = 0.0
+
+    @property
+    def forecast(self) -> float:
+        return worth_of(self.value)
 
     def settled(self, weight: float) -> float:
         return self.rank if self.listed else 0.0

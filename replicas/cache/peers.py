@@ -98,10 +98,18 @@ class _Steps:
             self._window.append((self._last, agent))
             self._counts[self._last][agent] += 1
             if len(self._window) > WINDOW:
-                source, target = self._window.popleft()
-                self._counts[source][target] -= 1
+                self._forget(*self._window.popleft())
         self._last = agent
         self.reach = self._by_hops(agent)
+
+    def _forget(self, source: str, target: str) -> None:
+        """Nothing stays of what the window has no more of."""
+        row = self._counts[source]
+        row[target] -= 1
+        if not row[target]:
+            del row[target]
+        if not row:
+            del self._counts[source]
 
     def _by_hops(self, agent: str) -> dict[str, float]:
         hops = {agent: 0}
@@ -112,7 +120,7 @@ class _Steps:
                 row = self._counts.get(source) or Counter[str]()
                 total = sum(row.values())
                 for target, count in row.items():
-                    if target not in hops and count and count / total >= TAU:
+                    if target not in hops and count / total >= TAU:
                         hops[target] = hops[source] + 1
                         following.append(target)
             frontier = following

@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable
 
-from replicas.cache.owner_values import ANCHOR, BlockOwner
+from replicas.cache.block_owner import ANCHOR, BlockOwner
 from runtime_actor.messages import MAX_REPORTED_AGENTS
 
 COUNT_INTERVAL_S = 10e-6

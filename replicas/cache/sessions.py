@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
-from replicas.cache.owner_values import Session, WorkloadValues
+from replicas.cache.workload_values import Session, WorkloadValues
+from replicas.cache.workloads import Workloads
 
 
 class Sessions:
@@ -38,15 +39,16 @@ class Sessions:
         self._sessions.pop((session.workload.name, session.id), None)
         session.workload.remove(session)
 
-    def one_too_many(self, most: int, wants: WorkloadValues, workloads: Collection[WorkloadValues]) -> Session | None:
-        """Beyond `most`: the least recent of the workload that wants room if it has more than its share, else of the
-        one that has most. None: there is room."""
+    def one_too_many(self, most: int, wants: WorkloadValues, workloads: Workloads) -> Session | None:
+        """Beyond `most`: the least recent of the workload that wants room if it has more than its share of those that
+        have any, else of the one that has most. None: there is room."""
         if len(self._sessions) <= most:
             return None
-        if len(wants.sessions) <= max(1, most // len(workloads)):
+        at_work = sum(1 for workload in workloads if workload.sessions)
+        if len(wants.sessions) <= max(1, most // at_work):
             wants = max(workloads, key=lambda other: len(other.sessions))
         return next(iter(wants.sessions.values()))
 
-    def rows(self) -> list[list]:
-        """[workload, session, previous agent or "", current agent, t_s]."""
-        return [[s.workload.name, s.id, s.previous, s.current, s.last_s] for s in self]
+    def rows(self, ahead_s: float) -> list[list]:
+        """[workload, session, previous agent or "", current agent, t_s], t_s on a clock that is ahead by so much."""
+        return [[s.workload.name, s.id, s.previous, s.current, s.last_s + ahead_s] for s in self]

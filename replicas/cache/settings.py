@@ -20,7 +20,8 @@ class ValueSettings:
     """weight: 0 is stock LRU, 1 orders by value in full; between, values are told apart more coarsely.
 
     arrival_share: this replica's new sessions a request, relative to the workload's. tick_s: how often
-    silence is looked at. refresh_s: how late a value may be where a session that is known moved on.
+    silence is looked at, of many sessions in turn. refresh_s: how late a value may be where a session that is known
+    moved on.
     tenant_floor: the part of an equal share of the cache that each of several tenants keeps, whatever the
     others do; 0 for none.
     priority_share: what is left of the value of a session's KV for each step by which its last request was put back
@@ -49,5 +50,8 @@ class ValueSettings:
             raise ValueError(f"tenant_floor must be within [0, {MAX_FLOOR:g}], got {self.tenant_floor}")
         if not 0.0 < self.priority_share <= 1.0:
             raise ValueError(f"priority_share must be within (0, 1], got {self.priority_share}")
-        if not 0.0 <= self.arrival_share <= 1000.0 or self.tick_s <= 0.0:
-            raise ValueError("arrival_share must be within [0, 1000] and tick_s positive")
+        if not 0.0 <= self.arrival_share <= 1000.0 or not (self.tick_s > 0.0 and self.refresh_s >= 0.0):
+            raise ValueError("arrival_share must be within [0, 1000], tick_s positive and refresh_s not negative")
+        for cap in ("max_workloads", "max_sessions", "max_agents_per_session", "max_shared_owners"):
+            if getattr(self, cap) < 1:
+                raise ValueError(f"{cap} must be at least 1, got {getattr(self, cap)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from replicas.cache.owner_values import ANCHOR, BlockOwner
+from replicas.cache.block_owner import ANCHOR, BlockOwner
 from replicas.cache.sharing import AgentKey
 from runtime_actor.fair_map import FairMap
 

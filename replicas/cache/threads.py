@@ -17,7 +17,7 @@ from replicas.cache.owner import Owner
 OwnerT = TypeVar("OwnerT", bound=Owner)
 
 MAX_THREADS = 16
-"""Threads of one agent in one session; of more, the one not used for longest is given up."""
+"""Threads of one agent in one session; of more, the one not used for longest is given up once no request uses it."""
 
 FEW_THREADS = 4
 """As many are kept even where an agent was never seen to come back to an older one."""
@@ -82,6 +82,7 @@ class ThreadRanks:
         self._factors: list[float] = []
 
     def observe(self, rank: int | None) -> None:
+        """Of more threads than are told apart, which only calls at once make, the last ranks are one."""
         if self._total >= MEMORY:
             self._counts = [count / 2.0 for count in self._counts]
             self._new /= 2.0
@@ -89,7 +90,7 @@ class ThreadRanks:
         if rank is None:
             self._new += 1.0
         else:
-            self._counts[rank] += 1.0
+            self._counts[min(rank, MAX_THREADS - 1)] += 1.0
         self._total += 1.0
         self._version += 1
 

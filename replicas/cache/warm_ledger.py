@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replicas.cache.sharing import AgentKey
-
-USEFUL = "useful"
-WASTED = "wasted"
+from runtime_actor.messages import USEFUL, WASTED
 
 MAX_ACTIONS = 256
 """Open warm-ups; beyond it the oldest is closed as wasted."""
@@ -57,10 +55,6 @@ class WarmLedger:
             if len(self._actions) > self._max_actions:
                 self._end(next(iter(self._actions)), WASTED, "displaced")
 
-    def set_deadline(self, action_id: str, deadline_s: float) -> None:
-        if action_id in self._actions:
-            self._actions[action_id].deadline_s = deadline_s
-
     def fill(self, action_id: str, block_id: int) -> None:
         action = self._actions.get(action_id)
         if action is not None:
@@ -74,6 +68,15 @@ class WarmLedger:
             action_id = self.block_actions.get(block_id)
             if action_id is not None and self._actions[action_id].agent == agent:
                 self._end(action_id, USEFUL, "hit")
+
+    def move(self, source: int, target: int) -> None:
+        """A block's content is another's from now on."""
+        action_id = self.block_actions.pop(source, None)
+        if action_id is not None:
+            left = self._actions[action_id].left
+            left.discard(source)
+            left.add(target)
+            self.block_actions[target] = action_id
 
     def lose(self, block_id: int) -> None:
         """A block lost its content."""

@@ -1,7 +1,4 @@
-"""The server process's way to its engine process, over vLLM's utility channel.
-
-Every vLLM name that isn't public and that the server side uses stands in this file.
-"""
+"""The server process's way to its engine process, over vLLM's utility channel."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from replicas.engine.messages import (
     encode,
     open_answer,
 )
+from replicas.engine.ray_engine import client_of
 from runtime_actor.errors import EngineBusy, EngineGone
 
 EXCHANGE = "agent_runtime_exchange"
@@ -55,8 +53,8 @@ class EngineLink:
 
     @property
     def client(self) -> Any:
-        """AsyncLLM, which Ray's engine keeps under a private name."""
-        return getattr(self._server_engine, "_engine_client", self._server_engine)
+        """vLLM's AsyncLLM."""
+        return client_of(self._server_engine)
 
     async def _call(self, method: str, message: Any, kind: type[T]) -> T:
         await self.check_alive()

@@ -21,7 +21,7 @@ ADDITIONAL_CONFIG_KEY = "agent_runtime"
 """Key in vLLM's `additional_config` under which EngineSettings reach the engine process."""
 
 WARMUP_DEADLINE_S = 60.0
-"""A warm-up not hit for so long is wasted, unless its own deadline was handed down."""
+"""A warm-up not hit for so long is wasted."""
 
 ANSWER = b"\x00"
 FAULT = b"\x01"
@@ -65,18 +65,17 @@ class EngineTables:
 
     tables: workload -> ReachTables bytes. ended: (workload, session). queue_policies: the policies that order the
     waiting queue, as a JSON list of their settings; JSON since options may hold numbers that msgpack can't.
-    deadlines_s: warm-up action -> seconds from now after which it counts as wasted. with_sessions asks for the live
-    sessions, and for all anchors to be reported anew: what a new actor needs.
+    with_sessions asks for the live sessions, and for all anchors to be reported anew: what a new actor needs.
+    with_anchors asks for the anchors alone: an answer that had some was lost.
     """
 
     tables: dict[str, bytes] = field(default_factory=dict)
     ended: list[tuple[str, str]] = field(default_factory=list)
     policy: str | None = None
     weight: float | None = None
-    arrival_share: float | None = None
     queue_policies: str | None = None
-    deadlines_s: dict[str, float] = field(default_factory=dict)
     with_sessions: bool = False
+    with_anchors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class EngineReport:
     """Up. Counters are totals since the engine's start; lists are what is new since the last report.
 
     resident: workload -> agent -> cached blocks; resident_anchors: of the shared part alone. evicted:
-    cached blocks lost, by what they were (owner_values.KINDS). sessions: [workload, session, previous or
+    cached blocks lost, by what they were (block_owner.KINDS). sessions: [workload, session, previous or
     "", current, t_s], if asked for. rejected: what of the last EngineTables was refused, and why.
     faults: times the value order gave up and fell back to stock order. policies: those that run here, as in
     GET /runtime/state; passed_over: times a request was, because of them. fallbacks: times stock order took over

@@ -19,8 +19,7 @@ class HandDown:
     """For the engine's scheduler. `tables`: workload -> ReachTables bytes; `ended`: (workload, session).
 
     `policy`: (mode, weight) of the eviction order, None to leave it. `queue_policies`: as in EngineTables, None to
-    leave them. `with_sessions` asks for the sessions
-    the engine serves, which a new actor needs.
+    leave them. `with_sessions` and `with_anchors` are as in EngineTables.
     """
 
     tables: dict[str, bytes] = field(default_factory=dict)
@@ -28,6 +27,7 @@ class HandDown:
     policy: tuple[str, float] | None = None
     queue_policies: str | None = None
     with_sessions: bool = False
+    with_anchors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,15 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse as EngineError
 from vllm.exceptions import GenerationError, VLLMClientError
 
+from replicas.engine.ray_engine import responses_of
 from replicas.responses_call import ResponsesCall
-
-STATE = "_app_state"
-"""Where Ray's VLLMEngine keeps vLLM's serving objects."""
 
 ANNOUNCEMENTS = ("response.created", "response.in_progress")
 
 
 async def create_response(engine: Any, call: ResponsesCall, raw_request: Any) -> AsyncGenerator[Any, None]:
     """One plain response, or a stream's events as text, several in a list; an error in the engine's form."""
-    serving = getattr(getattr(engine, STATE, None), "openai_serving_responses", None)
+    serving = responses_of(engine)
     if serving is None:
         yield _not_served()
         return

@@ -92,9 +92,8 @@ class QueueSeat:
             known = former.get(entry.name)
             try:
                 made = known if known is not None and known.settings == entry else _policy_of(entry)
-            except Exception as error:  # noqa: BLE001 - a policy's constructor may raise anything
-                is_named = isinstance(error, ConfigurationError)
-                rejected.append(str(error) if is_named else f"policies.{entry.name}: {error!r}")
+            except ConfigurationError as error:
+                rejected.append(str(error))
                 made = known
             if made is not None:
                 policies.append(made)
@@ -160,7 +159,8 @@ class QueueSeat:
 def _policy_of(entry: AnyPolicySettings) -> Policy | None:
     """None for one of another seat, and for one that doesn't order."""
     kind = catalogue.class_of(entry)
-    return kind(entry, EngineClock()) if kind.seat == ENGINE and kind.order is not Policy.order else None
+    orders = kind.seat == ENGINE and kind.order is not Policy.order
+    return catalogue.make(entry, EngineClock()) if orders else None
 
 
 def _filled(queue: RequestQueue, requests: Iterable[Request]) -> RequestQueue:

@@ -45,6 +45,7 @@ class VllmPort:
                 weight=weight,
                 queue_policies=down.queue_policies,
                 with_sessions=down.with_sessions,
+                with_anchors=down.with_anchors,
             )
         )
         return EngineState(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from replicas.cache.anchor_finder import AnchorFinder
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.claim import Claim
 from replicas.cache.floors import TenantFloors
-from replicas.cache.owner_values import BlockOwner, worth_of
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.recency_guard import RecencyGuard
 from replicas.cache.residency import Residency, count_residency
@@ -71,7 +71,7 @@ class SimulatedCache:
     """Allocates, fills and frees blocks in the order of the owner free queue."""
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, values: ValueSettings, clock: Callable[[], float] = time.time
+        self, *, num_blocks: int, block_size: int, values: ValueSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -84,7 +84,7 @@ class SimulatedCache:
         self._queue = OwnerFreeQueue(self._blocks, self._owner_of, self.directory.changed)
         self._resident: dict[bytes, SimulatedBlock] = {}
         self.finder = AnchorFinder()
-        self._floors = TenantFloors(self.directory, self._owner_of, clock)
+        self._floors = TenantFloors(self.directory.valuation, self._owner_of, clock)
 
     @property
     def num_free_blocks(self) -> int:
@@ -162,8 +162,7 @@ class SimulatedCache:
         """The highest worth among the owners that would lose blocks to an allocation of this size."""
         victims = self._queue.get_all_free_blocks()[:num_blocks]
         owners = [self._owner_of[block.block_id] for block in victims if block.content is not None]
-        values = (owner.value for owner in owners if owner is not None)
-        return max((worth_of(value) for value in values if value > 0.0), default=None)
+        return max((owner.forecast for owner in owners if owner is not None and owner.value > 0.0), default=None)
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless blocks, hashes and owners agree."""

@@ -62,7 +62,7 @@ class SimulatedCore:
     `freeze` makes everything wait until `thaw`."""
 
     def __init__(
-        self, cost: CostModel, values: ValueSettings | None = None, clock: Callable[[], float] = time.time
+        self, cost: CostModel, values: ValueSettings | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.cost = cost
         self.values = values or ValueSettings()

@@ -26,8 +26,7 @@ from replicas.cache.settings import ValueSettings
 from replicas.requests import CURRENT_REQUEST, RequestLedger
 from replicas.simulation.cache import Prompt
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
-from runtime_actor.errors import MessageError
-from runtime_actor.messages import OWNER_XARG, OwnerTag
+from runtime_actor.messages import OwnerTag
 
 FINGERPRINT = "simulated-engine"
 _BYTES_A_TOKEN = 4
@@ -133,7 +132,7 @@ class SimulatedEngine:
                 lora_name=model if model and model != self.model_id else None,
             ),
             max_tokens=max_tokens,
-            tag=_tag_of(request),
+            tag=OwnerTag.of(getattr(request, "vllm_xargs", None)),
             priority=getattr(request, "priority", 0) or 0,
             on_prefill=on_prefill,
         )
@@ -238,14 +237,6 @@ def chat_text(request: Any) -> str:
     lines = [json.dumps(tool, sort_keys=True) for tool in parts.get("tools") or []]
     lines += [json.dumps(message, sort_keys=True) for message in parts["messages"]]
     return "\n".join(lines)
-
-
-def _tag_of(request: Any) -> OwnerTag | None:
-    xargs = getattr(request, "vllm_xargs", None) or {}
-    try:
-        return OwnerTag.decode(xargs[OWNER_XARG]) if OWNER_XARG in xargs else None
-    except MessageError:
-        return None
 
 
 def _event(chunk: dict[str, Any]) -> str:

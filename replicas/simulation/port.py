@@ -12,7 +12,7 @@ from replicas.engine.port import WARMUP_PRIORITY, EngineState, HandDown
 from replicas.prefetch import CacheProbe
 from replicas.simulation.cache import Prompt, prefix_hashes
 from replicas.simulation.engine import SimulatedCore, SimulatedRequest
-from runtime_actor.errors import EngineBusy, EngineGone, WarmupFailed
+from runtime_actor.errors import EngineBusy, EngineGone, MessageError, WarmupFailed
 from runtime_actor.messages import WARMUP, OwnerTag, PrefetchAction
 from runtime_actor.tables import ReachTables
 
@@ -40,18 +40,21 @@ class SimulatedPort:
     async def exchange(self, down: HandDown) -> EngineState:
         await self._in_time(self._core.between_steps())
         cache, directory = self._core.cache, self._core.cache.directory
-        rejected: tuple[str, ...] = ()
-        if down.with_sessions:
+        rejected: list[str] = []
+        if down.with_sessions or down.with_anchors:
             cache.finder.forget_told()
         for workload, session in down.ended:
             directory.end(workload, session)
-        try:
-            for data in down.tables.values():
+        for data in down.tables.values():
+            try:
                 directory.set_tables(ReachTables.from_bytes(data))
+            except MessageError as error:
+                rejected.append(str(error))
+        try:
             if down.policy is not None:
                 self._core.set_policy(*down.policy)
         except ValueError as error:
-            rejected = (str(error),)
+            rejected.append(str(error))
         return EngineState(
             t_s=time.time(),
             policy=self._core.values.policy,
@@ -61,10 +64,10 @@ class SimulatedPort:
             running=self._core.running,
             waiting=self._core.waiting,
             resident=cache.residency(),
-            sessions=directory.sessions() if down.with_sessions else [],
+            sessions=directory.sessions(time.time()) if down.with_sessions else [],
             anchors=tuple(anchor_from(found) for found in cache.finder.take()),
             evicted_blocks=cache.evicted_blocks,
-            rejected=rejected,
+            rejected=tuple(rejected),
         )
 
     async def probe(self, anchor: Anchor) -> CacheProbe:

@@ -60,8 +60,8 @@ def class_of(settings: AnyPolicySettings) -> type[Policy]:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"policies.{settings.name}.path: {path!r} can't be imported: {error}") from None
+    except Exception as error:  # a module of somebody else, which may do anything while it is loaded
+        raise ConfigurationError(f"policies.{settings.name}.path: {path!r} can't be imported: {error!r}") from error
     if not isinstance(found, type) or not issubclass(found, Policy) or found.seat not in SEATS:
         raise ConfigurationError(
             f"policies.{settings.name}.path: {path!r} is not allowed; allowed: a subclass of "
@@ -91,8 +91,14 @@ def seat_of(settings: AnyPolicySettings) -> str | None:
 
 
 def make(settings: AnyPolicySettings, substrate: Clock) -> Policy:
-    """Raises ConfigurationError naming the policy, the option and what is allowed."""
-    return class_of(settings)(settings, substrate)
+    """Raises ConfigurationError naming the policy, the option and what is allowed, or what its constructor raised."""
+    kind = class_of(settings)
+    try:
+        return kind(settings, substrate)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a policy of somebody else, or options that nobody foresaw
+        raise ConfigurationError(f"policies.{settings.name}: can't be made: {error!r}") from error
 
 
 def check(settings: Iterable[AnyPolicySettings]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +72,14 @@ def test_core_needs_no_ray_and_no_vllm(root: Path) -> None:
 def test_builder_module_has_real_annotations(root: Path) -> None:
     """With postponed annotations Ray hands the builder a raw dict without validating it."""
     assert "__future__" not in {module for module, _ in imports_of(root / "serve_app" / "app.py")}
+
+
+def test_private_names_of_rays_engine_stand_in_one_file(root: Path) -> None:
+    named = re.compile(r"\b(_engine_client|_app_state|_oai_\w+)\b")
+    found = {
+        str(path.relative_to(root))
+        for package in ("replicas", "serve_app", "runtime_actor")
+        for path in (root / package).rglob("*.py")
+        if named.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"replicas/engine/ray_engine.py"}

@@ -12,7 +12,7 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from replicas.cache.residency import COUNT_INTERVAL_S
-from replicas.engine.messages import EngineTables, decode, encode
+from replicas.engine.messages import WARMUP_DEADLINE_S, EngineTables, decode, encode
 from runtime_actor.messages import OWNER_XARG, WARMUP
 from runtime_actor.tables import OTHER, ReachTables
 from tests.serve.scheduler_harness import BLOCK_TOKENS, Engine, text, workload
@@ -234,7 +234,6 @@ def test_bad_input_from_the_server_is_refused_by_name(tmp_path: Path) -> None:
         tables={"w": b"nonsense", "other": A_COMES_BACK},
         ended=[("nowhere", "nobody")],
         policy="magic",
-        deadlines_s={"unknown": 1.0},
     )
     assert len(report.rejected) == 3 and "magic" in report.rejected[2]
     assert report.policy == "reach"
@@ -272,7 +271,8 @@ def test_a_warm_up_is_wasted_when_evicted_or_late(tmp_path: Path) -> None:
     flood(engine, 4)
     assert [(w.outcome, w.reason) for w in exchange(engine).warmups] == [("wasted", "evicted")]
     engine.serve("w2", text("anchor", 160), "a", "action-2", kind=WARMUP, max_tokens=1)
-    report = exchange(engine, deadlines_s={"action-2": -1.0})
+    engine.scheduler.keeper._clock = lambda: time.monotonic() + WARMUP_DEADLINE_S
+    report = exchange(engine)
     assert [(w.outcome, w.reason) for w in report.warmups] == [("wasted", "deadline")]
     assert report.requests == 4
 
@@ -293,5 +293,5 @@ def test_resident_blocks_are_counted_and_the_counts_come_down(tmp_path: Path) ->
     assert report.evicted_blocks > 100 and report.cached_blocks <= hashed
     engine.scheduler.reset_prefix_cache()
     later_s = COUNT_INTERVAL_S * len(blocks)
-    engine.scheduler.keeper._clock = lambda: time.time() + later_s
+    engine.scheduler.keeper._clock = lambda: time.monotonic() + later_s
     assert exchange(engine).resident == {}

@@ -21,12 +21,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from replicas.cache.block_pool import WRAPPED, PoolOwners
 from replicas.engine.link import EXCHANGE, PROBE
-from replicas.engine.responses import STATE
+from replicas.engine.ray_engine import CLIENT, MODELS, STATE, TOKENIZATION
 from replicas.free_queue import OwnerFreeQueue
-from replicas.scheduler import AgentSchedulerMixin
+from replicas.scheduler import AgentSchedulerMixin, first_choice_of
 from serve_app.routes.messages import STOP_REASONS
 
 
@@ -108,13 +109,19 @@ def test_the_utility_channel_reaches_engine_core() -> None:
     assert isinstance(inspect.getattr_static(AsyncLLM, "errored"), property)
     assert "self.engine_core" in inspect.getsource(AsyncLLM.__init__)
     assert "request_block_hasher" in inspect.getsource(EngineCore.__init__)
-    assert "self._engine_client" in inspect.getsource(vllm_engine.VLLMEngine)
 
 
 def test_rays_engine_has_vllms_serving_objects() -> None:
-    assert f"self.{STATE} = state" in inspect.getsource(vllm_engine.VLLMEngine.start)
+    source = inspect.getsource(vllm_engine.VLLMEngine)
+    assert all(f"self.{name} = " in source for name in (CLIENT, STATE, MODELS, TOKENIZATION)), "a name moved"
     assert "state.openai_serving_responses = " in inspect.getsource(init_generate_state)
     assert parameters(OpenAIServingResponses.create_responses) == ["self", "request", "raw_request"]
+
+
+def test_choices_of_a_request_are_numbered_from_the_left() -> None:
+    assert 'f"{index}_{self.request_id}"' in inspect.getsource(ParentRequest.get_child_info)
+    assert [first_choice_of(f"{index}_cmpl-1_2") for index in (0, 1, 12)] == ["", "0_cmpl-1_2", "0_cmpl-1_2"]
+    assert first_choice_of("cmpl-1_2") == first_choice_of("7") == ""
 
 
 def test_messages_have_the_stop_reasons_that_vllm_gives_them() -> None:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicas.anchors import Anchor, AnchorStore
-from replicas.cache.owner_values import SESSION, BlockOwner, ValueSettings
+from replicas.cache.block_owner import SESSION, BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.residency import count_residency
+from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import SharedPrefixes
 from runtime_actor.messages import MAX_REPORTED_AGENTS, OwnerTag
 from runtime_actor.settings import RuntimeSettings
@@ -170,7 +171,7 @@ def test_an_engine_keeps_a_tenants_owners_through_anothers_flood() -> None:
     directory.check_invariants()
     again = arrive("two", "a", "s4", [*anchor, b"new"])
     assert next(iter(again.owners)) is next(iter(mine.owners)), "the anchor's owner was not retired"
-    live = {row[1] for row in directory.sessions() if row[0] == "two"}
+    live = {row[1] for row in directory.sessions(0.0) if row[0] == "two"}
     assert live == {"s1", "s2", "s3", "s4"}
 
 

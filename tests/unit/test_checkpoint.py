@@ -13,6 +13,8 @@ import pytest
 from runtime_actor import checkpoint
 from runtime_actor.checkpoint import CheckpointStore, encode, read_checkpoint
 from runtime_actor.errors import CheckpointError
+from runtime_actor.runtime import AgentRuntime
+from runtime_actor.settings import RuntimeSettings
 from tests.unit.runtime_kit import Kit
 
 
@@ -215,3 +217,17 @@ def test_secrets_stay_out_of_the_dump() -> None:
     kit.runtime.handle([kit.anchor("a")])
     content = encode(kit.runtime.dump())
     assert b"salt" not in content and b"digest-a" not in content and b"token_ids" not in content
+
+
+@pytest.mark.parametrize("change", [{"no_longer_known": 1}, {"window": 1}, {"policies": [{"name": "not ours"}]}])
+def test_settings_that_this_code_refuses_cost_no_knowledge(change: dict[str, Any]) -> None:
+    """An actor that restarts with newer code than the one that wrote them."""
+    kit = Kit()
+    kit.teach("abc", sessions=5)
+    kit.runtime.configure(RuntimeSettings.from_dict({"window": 512}), 7)
+    dump = kit.runtime.dump()
+    dump["settings"] = {**dump["settings"], **change}
+    restored = AgentRuntime.restore(dump, RuntimeSettings.from_dict({"window": 256}), 1, kit.clock, epoch=1)
+    assert restored.state()["agents"] == kit.runtime.state()["agents"]
+    assert restored.settings.window == 256
+    assert restored.configure(RuntimeSettings.from_dict({"window": 512}), 7), "the next one that calls configures it"

@@ -107,3 +107,21 @@ def test_the_header_is_read_while_the_policy_is_on(value: str, word: str) -> Non
         answer = bench.ask("POST", "/v1/chat/completions", json=body, headers={"x-slo-ttft-ms": value})
         assert answer.status_code == 200
         assert f"x-slo-ttft-ms={expected}" in answer.headers["x-agent-runtime-hints"]
+
+
+def test_another_tenants_agents_make_nobodys_prompts_look_uncached() -> None:
+    """Else a client that invents an agent with each request has others' refused."""
+    policy = DeadlinePolicy(settings(DeadlinePolicy), ManualClock())
+
+    def served(tenant: str, agent: str, cached: int) -> None:
+        request = view(tenant, agent, prompt_tokens=1000)
+        policy.observe(RequestServed(request, 1000, cached, 10, 0.5, 0.0, 1.0))
+
+    for _ in range(10):
+        served("t", "a", 900)
+    mine = view("t", "a", prompt_tokens=1000, ttft_slo_s=1.0)
+    before = policy.estimate_s(mine)
+    for number in range(MAX_AGENTS + 1):
+        served("u", f"invented {number}", 900)
+    after = policy.estimate_s(mine)
+    assert before is not None and after is not None and after == pytest.approx(before, rel=1e-6)

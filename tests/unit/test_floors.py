@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from replicas.cache.floors import SLACK, blocks_of_tenants, within_floor
 from replicas.cache.settings import MAX_FLOOR, ValueSettings
+from replicas.engine.messages import EngineSettings
 from replicas.simulation.cache import Prompt, SimulatedCache
+from runtime_actor.errors import ConfigurationError
 from runtime_actor.messages import OwnerTag
 
 BLOCKS = 64
@@ -112,3 +114,9 @@ def test_who_is_protected(held: dict[str, int], room: float, random) -> None:
 def test_a_floor_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="tenant_floor must be within"):
         ValueSettings(tenant_floor=0.9)
+
+
+@pytest.mark.parametrize("cap", ["max_workloads", "max_sessions", "max_agents_per_session", "max_shared_owners"])
+def test_a_cap_that_leaves_room_for_nothing_is_refused(cap: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{cap} must be at least 1, got 0"):
+        EngineSettings.from_config({cap: 0})

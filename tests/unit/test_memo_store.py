@@ -95,6 +95,18 @@ def test_a_sampled_hit_is_run_again_and_compared(value: bytes, counted: str) -> 
     assert made.look(KEY, "search", LIMITS, 2.0) == Hit(value, 0.0)
 
 
+def test_a_sample_that_never_comes_back_is_not_the_last_one() -> None:
+    made = store(sampled=True)
+    put(made)
+    often = Limits(100.0, 10.0, 0.5, 1000)
+    lost = made.look(KEY, "search", often, 1.0)
+    assert isinstance(lost, Run) and isinstance(made.look(KEY, "search", often, 10.9), Hit)
+    again = made.look(KEY, "search", often, 11.0)
+    assert isinstance(again, Run) and again.is_refresh and again.ticket not in (None, lost.ticket)
+    assert made.num_flights == 1
+    made.check_invariants()
+
+
 def test_bytes_are_bounded_and_the_largest_tenant_gives_way() -> None:
     size = ENTRY_BYTES + 100
     made = store(max_bytes=4 * size, per_tenant=3 * size)
@@ -132,6 +144,20 @@ def test_runs_under_way_are_bounded() -> None:
     assert made.look(("t", "one more"), "search", LIMITS, 1.0) == Run(None)
     assert isinstance(made.look(("t", "one more"), "search", LIMITS, 10.0), Run)
     assert made.num_flights == 1 and made.counts["leases_ended"] == MAX_FLIGHTS
+
+
+def test_a_tenant_that_takes_every_run_leaves_others_their_part() -> None:
+    """Its tools take for ever, or it never says what came of them."""
+    made = store()
+    flood = [ticket(made, ("t", str(number))) for number in range(MAX_FLIGHTS)]
+    mine = [ticket(made, ("u", str(number))) for number in range(MAX_FLIGHTS // 2)]
+    assert made.look(("u", "too many"), "search", LIMITS, 1.0) == Run(None), "its own part, no more"
+    assert made.look(("t", "too many"), "search", LIMITS, 1.0) == Run(None)
+    assert made.num_flights == MAX_FLIGHTS
+    assert made.store("u", mine[0], b"1", 1.0) == "stored"
+    assert made.store("t", flood[0], b"1", 1.0) == "unknown_ticket", "the oldest gave way"
+    assert made.store("t", flood[-1], b"1", 1.0) == "stored"
+    made.check_invariants()
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,77 +1,21 @@
-"""Boundaries, sessions and values of one replica's owners."""
+"""Whose the blocks of one replica are: boundaries, sessions and their bounds."""
 
 from __future__ import annotations
 
-import hashlib
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicas.cache.arrivals import Arrivals
-from replicas.cache.owner_values import WAITING_VALUE, worth_of
+from replicas.cache.block_owner import WAITING_VALUE
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
 from replicas.cache.sharing import SharedPrefixes
 from replicas.free_queue import OwnerFreeQueue
 from runtime_actor.messages import WARMUP, OwnerTag
-from runtime_actor.tables import OTHER, WAIT_POINTS, ReachTables, Waits
-
-NO_PAIRS = np.zeros((0, 2), np.int16)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def tables(
-    first: list[list[float]], agents: tuple[str, ...], workload: str = "w", arrivals: float = 0.0
-) -> ReachTables:
-    n = len(agents)
-    return ReachTables(
-        workload=workload,
-        agents=agents,
-        first=np.array(first, np.float32),
-        contexts=NO_PAIRS,
-        context_values=np.zeros((0, n), np.float32),
-        arrivals_per_request=arrivals,
-        gap_s=np.full(n, 10.0, np.float32),
-        end_probability=np.full(n, 0.1, np.float32),
-        waits=waits(n),
-    )
-
-
-def waits(n: int, gap_s: float = 10.0) -> Waits:
-    """Gaps of heavy tail, ends that nobody declares, and no urgency."""
-    first_s = gap_s / 32.0
-    silent_s = np.concatenate([[0.0], first_s * 2.0 ** (np.arange(WAIT_POINTS - 1) / 2.0)])
-    going = np.tile((1.0 + silent_s / gap_s) ** -2, (n, 1)).astype(np.float32)
-    ones = np.ones_like(going)
-    return Waits(first_s=first_s, going=going, silent_ends=ones, discount=ones)
-
-
-CYCLE = tables([[0.0, 0.9, 0.0], [0.5, 0.0, 0.0], [0, 0, 0], [0.8, 0.4, 0.0]], ("a", "b", OTHER))
-
-
-def hashes(*parts: tuple[str, int]) -> list[bytes]:
-    """Chained digests: equal leading parts give equal leading hashes."""
-    out: list[bytes] = []
-    prefix = b""
-    for name, count in parts:
-        for i in range(count):
-            prefix = hashlib.sha256(prefix + f"{name}{i}".encode()).digest()
-            out.append(prefix)
-    return out
-
-
-def tag(agent: str, session: str, kind: str = "demand", workload: str = "w") -> OwnerTag:
-    return OwnerTag(workload, agent, session, kind)
+from runtime_actor.tables import OTHER
+from tests.unit.ownership_kit import CYCLE, Clock, hashes, one_request, tables, tag
 
 
 @pytest.fixture
@@ -82,13 +26,6 @@ def clock() -> Clock:
 @pytest.fixture
 def directory(clock: Clock) -> OwnerDirectory:
     return OwnerDirectory(ValueSettings(), hash_block_tokens=16, clock=clock)
-
-
-def one_request(directory: OwnerDirectory, name: str, agent: str, session: str, *parts: tuple[str, int]):
-    claim = directory.arrive(name, tag(agent, session), hashes(*parts))
-    directory.started(name)
-    directory.finished(name)
-    return claim
 
 
 def test_what_two_sessions_have_in_common_is_the_anchor(directory: OwnerDirectory) -> None:
@@ -118,88 +55,6 @@ def test_one_task_run_twice_is_no_anchor_once_many_sessions_are_known(directory:
     assert again.anchor_tokens == 4 * 16
 
 
-def test_moves_of_known_sessions_are_valued_together(directory: OwnerDirectory, clock: Clock) -> None:
-    directory.set_tables(CYCLE)
-    one_request(directory, "r1", "a", "s1")
-    one_request(directory, "r2", "b", "s1")
-    one_request(directory, "r3", "a", "s1")
-    directory.changed()
-    before = {owner: owner.value for session in directory._sessions for owner in session.owners}
-    one_request(directory, "r4", "b", "s1")
-    directory.changed()
-    assert {owner: owner.value for owner in before} == before
-    clock.now += directory.settings.refresh_s
-    assert directory.changed()
-    assert {owner: owner.value for owner in before} != before
-    one_request(directory, "r5", "a", "s1")
-    one_request(directory, "new", "a", "s2")
-    assert directory.changed(), "a new session's blocks are worth something before the next refresh"
-    clock.now -= 60.0
-    one_request(directory, "r6", "b", "s1")
-    assert directory.changed(), "nor does a clock that stepped back put values off"
-
-
-def test_values_follow_the_session_and_the_tables(directory: OwnerDirectory) -> None:
-    directory.set_tables(CYCLE)
-    directory.arrive("r1", tag("a", "s1"), [])
-    owner = directory.claims.get("r1").rest
-    directory.started("r1")
-    directory.changed()
-    assert owner.value == 0.0
-    directory.finished("r1")
-    one_request(directory, "r2", "b", "s1")
-    assert owner in directory.changed()
-    assert worth_of(owner.value) == pytest.approx(0.5, abs=1e-2)
-
-
-def test_an_anchor_is_worth_what_any_session_makes_of_it(directory: OwnerDirectory) -> None:
-    directory.set_tables(CYCLE)
-    for i in range(3):
-        one_request(directory, f"r{i}", "b", f"s{i}")
-    assert directory.anchor_value("w", "a") == pytest.approx(1 - 0.5**3, abs=1e-5)
-    directory.end("w", "s0")
-    assert directory.anchor_value("w", "a") == pytest.approx(1 - 0.5**2, abs=1e-5)
-
-
-def test_arrivals_keep_an_anchor_when_no_session_lives(directory: OwnerDirectory) -> None:
-    directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), arrivals=0.2))
-    value = directory.anchor_value("w", "a")
-    assert 0.3 < value < 0.8
-
-
-def test_a_workload_that_has_stopped_leaves_its_place_to_one_that_goes_on(
-    directory: OwnerDirectory, clock: Clock
-) -> None:
-    """Both have learnt alike; only what is still asked for keeps its anchors."""
-
-    def requests(workload: str, count: int) -> None:
-        for _ in range(count):
-            clock.now += 1.0
-            request = f"{workload}{clock.now}"
-            directory.arrive(request, tag("a", request, workload=workload), hashes(("p", 2), (request, 1)))
-            directory.finished(request)
-            directory.end(workload, request)
-
-    for workload in ("stopped", "going"):
-        directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), workload, arrivals=0.5))
-        requests(workload, 40)
-    before = directory.anchor_value("stopped", "a")
-    assert directory.anchor_value("going", "a") > before > 0.0
-    requests("going", 600)
-    assert directory.anchor_value("stopped", "a") < 0.2 * before
-    assert directory.anchor_value("going", "a") > before
-
-
-def test_arrivals_share_falls_with_silence_alone() -> None:
-    arrivals = Arrivals()
-    assert arrivals.share(1e9) == 1.0
-    for i in range(200):
-        arrivals.seen(i * 2.0)
-    shares = [arrivals.share(398.0 + s) for s in (0.0, 2.0, 32.0, 3200.0)]
-    assert shares == pytest.approx([1.0, 16 / 17, 0.5, 1 / 101], rel=0.05)
-    assert arrivals.share(0.0) == 1.0
-
-
 def test_an_ended_session_is_worth_nothing_and_so_is_what_it_frees_later(directory: OwnerDirectory) -> None:
     directory.set_tables(CYCLE)
     directory.arrive("r1", tag("b", "s1"), [])
@@ -214,117 +69,74 @@ def test_an_ended_session_is_worth_nothing_and_so_is_what_it_frees_later(directo
     directory.check_invariants()
 
 
-def test_silence_decays_a_session_by_its_own_pace(directory: OwnerDirectory, clock: Clock) -> None:
-    directory.set_tables(CYCLE)
-    slow = one_request(directory, "a1", "b", "slow").rest
-    for i in range(6):
-        clock.now += 100.0
-        one_request(directory, f"a{i + 2}", "a" if i % 2 else "b", "slow")
-    quick = one_request(directory, "b1", "b", "quick").rest
-    for i in range(6):
-        clock.now += 0.1
-        one_request(directory, f"c{i}", "a" if i % 2 else "b", "quick")
-    one_request(directory, "d", "a", "slow")
-    one_request(directory, "e", "a", "quick")
-    directory.changed()
-    assert slow.value == quick.value
-    assert worth_of(quick.value) == pytest.approx(0.9, abs=1e-2)
-    clock.now += 30.0
-    directory.changed()
-    assert 0.6 < worth_of(slow.value) < 0.9
-    assert quick.value < slow.value
-    clock.now += 1e6
-    directory.changed()
-    assert slow.value < 0.05
-
-
-def test_a_waiting_requests_owners_are_worth_most_earliest_first(directory: OwnerDirectory) -> None:
-    directory.set_tables(CYCLE)
-    for session in ("s1", "s2"):
-        one_request(directory, f"before {session}", "a", session, (session, 2))
-    early = directory.arrive("r1", tag("a", "s1"), hashes(("s1", 3)))
-    late = directory.arrive("r2", tag("a", "s2"), hashes(("s2", 3)))
-    directory.changed()
-    assert WAITING_VALUE > early.rest.value > late.rest.value > 1.0
-    directory.started("r1")
-    directory.changed()
-    assert early.rest.value < 1.0
-    directory.waits("r1")
-    directory.changed()
-    assert early.rest.value > late.rest.value
-
-
-def test_anchors_that_many_sessions_need_are_still_told_apart(directory: OwnerDirectory) -> None:
-    """24 sessions reach b, 12 of them a as well: both worths are nearly 1."""
-    directory.set_tables(tables([[0.0, 0.9, 0.0], [0.6, 0.6, 0.0], [0, 0, 0], [0.1, 0.1, 0.0]], ("a", "b", OTHER)))
-    for i in range(24):
-        agent = "ab"[i % 2]
-        one_request(directory, f"r{i}", agent, f"s{i}", (f"anchor {agent}", 4), (f"task{i}", 1))
-    a, b = (one_request(directory, x, x, x, (f"anchor {x}", 4)).runs[0][1] for x in "ab")
-    directory.changed()
-    assert worth_of(a.value) > 0.999 and worth_of(b.value) > 0.999
-    assert b.value > a.value + 0.01
-
-
-def test_what_a_harness_rewrites_each_time_is_not_kept_for_it(directory: OwnerDirectory) -> None:
-    """Same agents, same turns; one session appends to its prompt, the other's is new each time."""
-    directory.set_tables(CYCLE)
-    for turn in range(1, 30):
-        agent = "ab"[turn % 2]
-        kept = one_request(directory, f"h{turn}", agent, "history", (f"h{agent}", turn + 1))
-    directory.end("w", "history")
-    assert kept.session is not None and kept.session.workload.thread_factors("a", 0.5)[0] > 0.9
-    for turn in range(1, 200):
-        agent = "ab"[turn % 2]
-        waiting = directory.arrive(f"f{turn}", tag(agent, "fresh"), hashes((f"f{turn}", 5)))
-        assert not waiting.reads_rest
-        directory.started(f"f{turn}")
-        directory.finished(f"f{turn}")
-    directory.changed()
-    assert waiting.session is not None and waiting.session.workload.thread_factors("a", 0.5)[0] < 0.2
-    assert max(owner.value for owner in waiting.session.owners) < 0.2
-
-
-def test_without_tables_nothing_is_worth_anything(directory: OwnerDirectory) -> None:
-    claim = directory.arrive("r1", tag("a", "s1"), [])
-    assert list(directory.changed()) == []
-    assert claim.rest.value == 0.0 and not directory.is_active
-
-
-def test_weight_zero_and_lru_value_nothing(directory: OwnerDirectory) -> None:
-    directory.set_tables(CYCLE)
-    owner = one_request(directory, "r1", "a", "s1").rest
-    directory.arrive("r2", tag("b", "s1"), [])
-    directory.changed()
-    assert owner.value > 0.0 or directory.claims.get("r2").rest.value > 0.0
-    directory.configure(ValueSettings(weight=0.0))
-    directory.changed()
-    assert owner.value == 0.0 and directory.claims.get("r2").rest.value == 0.0
-
-
-def test_anchors_policy_protects_the_shared_part_alone(directory: OwnerDirectory) -> None:
-    directory.configure(ValueSettings(policy="anchors"))
-    one_request(directory, "r1", "a", "s1", ("x", 2), ("p", 1))
-    claim = one_request(directory, "r2", "a", "s2", ("x", 2), ("q", 1))
-    directory.changed()
-    assert worth_of(claim.runs[0][1].value) > 0.999999 and claim.rest.value == 0.0
-
-
 def test_warm_ups_touch_neither_sessions_nor_boundaries(directory: OwnerDirectory) -> None:
     prompt = hashes(("anchor", 4))
     directory.arrive("w1", tag("a", "action-1", WARMUP), prompt)
     directory.finished("w1")
-    assert directory.sessions() == []
+    assert directory.sessions(0.0) == []
     claim = directory.arrive("r1", tag("a", "s1"), prompt)
     assert claim.anchor_tokens == 0
 
 
-def test_asking_for_an_anchors_value_does_not_hide_changes_from_the_queue(directory: OwnerDirectory) -> None:
-    directory.set_tables(CYCLE)
-    owner = one_request(directory, "r1", "b", "s1").rest
-    one_request(directory, "r2", "a", "s1")
-    directory.anchor_value("w", "a")
-    assert owner in directory.changed()
+def test_choices_of_one_request_are_one_step_of_their_session(directory: OwnerDirectory) -> None:
+    """The engine runs each choice as a request of its own; the actor learns of one."""
+    one_request(directory, "before", "b", "s")
+    prompt = hashes(("x", 3))
+    first = directory.arrive("0_r", tag("a", "s"), prompt)
+    others = [directory.arrive(f"{i}_r", tag("a", "s"), prompt, first=first) for i in (1, 2)]
+    session = first.session
+    assert session is not None and (session.previous, session.current) == ("b", "a")
+    assert session.visits == {"a": 1, "b": 1} and session.active == 3
+    assert {other.rest for other in others} == {first.rest} and all(other.session is session for other in others)
+    for name in ("0_r", "1_r", "2_r"):
+        directory.started(name)
+        directory.finished(name)
+    assert session.active == 0
+    directory.check_invariants()
+
+
+def test_a_tenant_at_work_loses_nothing_to_tables_of_others(directory: OwnerDirectory) -> None:
+    """A cluster may have more tenants than an engine has room for; all their tables come to every engine."""
+    cap = directory.settings.max_workloads
+    for i in range(cap // 2):
+        one_request(directory, f"r{i}", "a", "s", workload=f"at work {i}")
+    for _ in range(2):
+        for i in range(2 * cap):
+            directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), f"elsewhere {i}"))
+    directory.check_invariants()
+    assert {row[0] for row in directory.sessions(0.0)} == {f"at work {i}" for i in range(cap // 2)}
+    for i in range(cap):
+        one_request(directory, f"q{i}", "a", "s", workload=f"here {i}")
+    directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), "elsewhere"))
+    assert len(directory.sessions(0.0)) == cap, "nor where all are at work"
+    for i in range(cap):
+        directory.end(f"here {i}", "s")
+    directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), "elsewhere"))
+    learnt = [directory._workloads.get(f"here {i}") for i in range(cap)]
+    assert all(known is not None and known.sessions_of for known in learnt), "nor what was learnt, between two sessions"
+    directory.check_invariants()
+
+
+def test_a_session_too_many_is_the_crowds_not_the_neighbours(clock: Clock) -> None:
+    """Tables of tenants that aren't here make nobody's part of the sessions smaller."""
+    directory = OwnerDirectory(ValueSettings(max_sessions=40), clock=clock)
+    for i in range(20):
+        directory.set_tables(tables(CYCLE.first.tolist(), ("a", "b", OTHER), f"elsewhere {i}"))
+    for i in range(10):
+        one_request(directory, f"few{i}", "a", f"s{i}", workload="few")
+    for i in range(200):
+        one_request(directory, f"many{i}", "a", f"s{i}", workload="many")
+    for i in range(10, 15):
+        one_request(directory, f"few{i}", "a", f"s{i}", workload="few")
+    told = [row[0] for row in directory.sessions(0.0)]
+    assert (told.count("few"), told.count("many")) == (15, 25)
+
+
+def test_sessions_are_told_in_the_time_of_who_asks(directory: OwnerDirectory, clock: Clock) -> None:
+    """The directory's clock may be any that only goes forward; other processes know the wall's."""
+    one_request(directory, "r", "a", "s")
+    clock.now += 7.0
+    assert directory.sessions(wall_s=1e9) == [["w", "s", "", "a", 1e9 - 7.0]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -380,21 +192,3 @@ def test_the_directory_is_the_queues_callback(directory: OwnerDirectory) -> None
     one_request(directory, "r3", "a", "kept")
     directory.end("w", "lost")
     assert [block.block_id for block in queue.popleft_n(4)] == [4, 5, 6, 7]
-
-
-def test_a_low_priority_holds_its_cache_less() -> None:
-    def value_of(priority: int, share: float = 0.5) -> float:
-        directory = OwnerDirectory(ValueSettings(priority_share=share), hash_block_tokens=16, clock=Clock())
-        directory.set_tables(tables([[0.8, 0.0], [0, 0], [0.8, 0.0]], ("a", OTHER)))
-        hashes = [hashlib.sha256(bytes([n])).digest() for n in range(4)]
-        claim = directory.arrive("r", OwnerTag("w", "a", "s"), hashes, priority)
-        directory.started("r")
-        directory.finished("r")
-        directory.changed()
-        return float(claim.rest.value)
-
-    normal = value_of(0)
-    assert normal > value_of(1) > value_of(3) > 0.0
-    assert value_of(-5) == normal, "earlier than normal holds no more than normal"
-    assert value_of(11) == normal, "started ahead of its client: its priority is nobody's wish"
-    assert value_of(3, share=1.0) == normal, "stock: no attention to priorities"

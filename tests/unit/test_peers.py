@@ -12,7 +12,7 @@ from benchmarks.policies.known import make
 from benchmarks.trace_format import Request
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.peer_owners import MAX_USES
-from replicas.cache.peers import PEERS, CacheScoutOrder, PinOrder, Use, peer_order
+from replicas.cache.peers import PEERS, WINDOW, CacheScoutOrder, PinOrder, Use, peer_order
 from replicas.cache.settings import POLICIES, ValueSettings
 from runtime_actor.messages import OwnerTag
 from runtime_actor.settings import KV_CACHE_MODES
@@ -142,3 +142,11 @@ def test_the_oldest_use_ends_at_the_cap() -> None:
     list(owners.changed())
     assert not claims[0].rest.listed and claims[0].rest.value == 0.0
     assert claims[1].rest.listed and claims[1].rest.value > 0.0
+
+
+def test_agents_that_never_come_back_leave_nothing_behind() -> None:
+    order = peer_order("cachesage", 100)
+    for number in range(3 * WINDOW):
+        order.arrived("w", f"a{number}", "s", (), 0.0)
+    (steps,) = order._steps.values()  # type: ignore[attr-defined]
+    assert len(steps._counts) <= WINDOW

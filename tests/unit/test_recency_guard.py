@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicas.cache.owner_values import BlockOwner
+from replicas.cache.block_owner import BlockOwner
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.recency_guard import FIRST_REST, MOST_BEHIND, MOST_CREDIT, RecencyGuard
 from replicas.cache.settings import ValueSettings
@@ -108,7 +108,7 @@ def test_owners_lose_their_values_with_it_and_get_them_back() -> None:
 
     assert turn(PROMPT - 1).value > 0.0
     values = [turn(0).value for _ in range(5)]
-    assert directory.guard is not None and directory.guard.prefers_recency
+    assert directory.valuation.guard is not None and directory.valuation.guard.prefers_recency
     assert values[-1] == 0.0 and not directory.is_active
     turns = next(n for n in range(1, 100) if turn(PROMPT - 1).value > 0.0)
     assert abs(turns - FIRST_REST * CAPACITY / (PROMPT - 1)) <= 1.0

@@ -87,9 +87,9 @@ def test_the_least_recently_used_anchor_goes_first() -> None:
     store = AnchorStore(cap_bytes=1 << 20, max_anchors=2)
     store.add(anchor("x"))
     store.add(anchor("y"))
-    assert store.get("x") is not None
+    assert store.get("w", "a", "x") is not None
     store.add(anchor("z"))
-    assert store.get("y") is None and store.get("x") is not None
+    assert store.get("w", "a", "y") is None and store.get("w", "a", "x") is not None
 
 
 def test_token_ids_are_checked() -> None:

@@ -28,6 +28,8 @@ class FakeHandle:
     def __init__(self) -> None:
         self.kit = Kit()
         self.error: Exception | None = None
+        self.refusal: Exception | None = None
+        """What `configure` raises."""
         self.hangs = False
         self.configured: list[int] = []
         self.calls = 0
@@ -42,6 +44,8 @@ class FakeHandle:
         if self.error is not None:
             raise self.error
         if name == "configure":
+            if self.refusal is not None:
+                raise self.refusal
             self.configured.append(arguments[1])
             return True
         if name == "exchange":
@@ -186,6 +190,20 @@ def test_an_actor_of_another_version_is_a_failure_like_others() -> None:
         assert "configure" in await cluster.failing(cluster.client.state)
 
     run(test)
+
+
+def test_an_actor_that_refuses_the_settings_goes_on_with_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Of code of another version, from before a redeploy: a key that it doesn't know is no reason to do without it."""
+
+    async def test(cluster: Cluster) -> None:
+        refusal = RayTaskError("configure", "remote traceback", ConfigurationError("runtime.new_key: unknown key"))
+        cluster.handle.refusal = refusal.as_instanceof_cause()
+        assert (await cluster.client.exchange(REQUEST)).epoch == 1
+        await cluster.client.state()
+        assert cluster.lookups == 1 and cluster.client.failures == 0
+
+    run(test)
+    assert caplog.text.count("runtime.new_key") == 1 and "remote traceback" not in caplog.text
 
 
 def test_an_older_incarnation_is_not_believed_at_first() -> None:

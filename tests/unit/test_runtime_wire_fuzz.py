@@ -74,7 +74,8 @@ def test_the_runtime_survives_any_exchange(events: list[Any], report: Any, epoch
         kit.runtime.exchange(ExchangeRequest.from_wire(wire))
     kit.runtime.state()
     kit.runtime.check_invariants()
-    assert kit.runtime.shared.learned.replayed().dump() == kit.runtime.shared.learned.dump()
+    replayed = kit.runtime.shared.learned.replayed()
+    assert replayed is not None and replayed.dump() == kit.runtime.shared.learned.dump()
 
 
 @settings(deadline=None)

@@ -13,7 +13,7 @@ from runtime_actor.errors import ConfigurationError
 from runtime_actor.messages import RequestAccepted, RequestArrived, SessionEnded
 from runtime_actor.policies.base import Refusal, RequestServed, Rewrite
 from runtime_actor.policies.patterns import SCAN_LIMIT_S, StreamScanner, compiled
-from runtime_actor.policies.safety import SafetyPolicy
+from runtime_actor.policies.safety import MAX_EDGES, MAX_SESSIONS, SafetyPolicy
 from tests.unit.gateway_bench import DONE, Bench
 from tests.unit.policy_kit import ManualClock, settings, view
 
@@ -74,6 +74,24 @@ def test_sequences(called: list[str], refused: bool) -> None:
 def learn(policy: SafetyPolicy, chain: str, session: str, workload: str = "t") -> None:
     for agent in chain:
         policy.observe(RequestArrived("e", 0.0, workload, workload, session, agent, "", "r"))
+
+
+@pytest.mark.parametrize("flood", ["sessions", "transitions"])
+def test_another_tenants_requests_lift_no_rule(flood: str) -> None:
+    """What is remembered of one tenant's sessions and agents isn't pushed out by another's."""
+    policy = made({"tenant": "t", "transitions": "refuse", "min_seen": 20})
+    for number in range(30):
+        learn(policy, "ab", f"s{number}")
+    learn(policy, "a", "now")
+    for number in range(MAX_SESSIONS + 1):
+        learn(policy, "xy", f"u{number}", "u")
+    if flood == "transitions":
+        for number in range(MAX_EDGES + 1):
+            policy.observe(RequestArrived("e", 0.0, "u", "u", "walk", f"agent {number}", "", "r"))
+    assert code(policy.admit(view(agent="c", session="now"))) == "unknown_transition"
+    assert policy.admit(view(agent="b", session="now")) is None
+    policy.forget("t")
+    assert policy.admit(view(agent="c", session="now")) is None, "nothing is known of a workload that is gone"
 
 
 @pytest.mark.parametrize(("action", "expected"), [("refuse", "unknown_transition"), ("flag", None), ("off", None)])

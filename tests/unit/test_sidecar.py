@@ -122,8 +122,7 @@ def test_requests_reports_and_tables_make_the_round() -> None:
             items = await replica.request([ord(agent[-1])] * 100, agent, session)
             assert RequestAccepted.from_wire(items[0]).prompt_tokens == 100
             assert items[1:] == [1, 2]
-        workloads = replica.core.cache.directory._workloads
-        await until(lambda: "w" in workloads and workloads["w"].tables is not None)
+        await until(lambda: replica.core.cache.directory.is_active)
         await until(lambda: not len(replica.sidecar.events))
         state = actor.state(None)
         assert sum(agent["requests"] for agent in state["agents"]) == 12
@@ -148,6 +147,21 @@ def test_the_actors_absence_costs_no_request_and_no_event() -> None:
         replica.actor = new_actor(2)
         await until(lambda: not len(replica.sidecar.events))
         await until(lambda: replica.sidecar.exchange.epoch == 2)
+        await replica.sidecar.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_last_exchange_that_fails_oddly_holds_up_no_shutdown() -> None:
+    async def scenario() -> None:
+        replica = Replica(new_actor(1))
+        replica.sidecar.start()
+        await until(lambda: replica.sidecar.exchange.epoch == 1)
+
+        async def odd(request: ExchangeRequest) -> ExchangeReply:
+            raise OSError("broken pipe")
+
+        replica.sidecar.exchange._call = odd
         await replica.sidecar.stop()
 
     asyncio.run(scenario())

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime_actor.chain import Chain
 from runtime_actor.counts import gap_code, gap_seconds
 from runtime_actor.errors import CheckpointError
-from runtime_actor.transitions import TransitionModel
+from runtime_actor.transitions import FRESH, TransitionModel
+from runtime_actor.workloads import QUIET_S
+from tests.unit.runtime_kit import Kit
 
 
 def test_restore_into_a_smaller_window_keeps_the_newest() -> None:
@@ -79,3 +82,35 @@ def test_short_and_endless_gaps() -> None:
     assert gap_code(None) == 0
     assert gap_code(-3.0) == gap_code(0.0) == 1
     assert gap_code(1e9) == gap_code(math.inf) == len(gap_seconds()) - 1
+
+
+def test_tenants_that_take_turns_keep_what_was_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast's chain takes milliseconds to make: not with each event, however many tenants there are."""
+    kit = Kit(table_interval_s=60.0)
+    for tenant in ("t1", "t2", "t3"):
+        kit.teach("abcdefgh", sessions=40, tenant=tenant)
+    kit.exchange()
+    made: list[TransitionModel] = []
+    chain = TransitionModel.chain
+
+    def counted(model: TransitionModel) -> Chain:
+        made.append(model)
+        return chain(model)
+
+    monkeypatch.setattr(TransitionModel, "chain", counted)
+    for step in range(40):
+        for tenant in ("t1", "t2", "t3"):
+            kit.exchange(events=[kit.arrived("live", "abcdefgh"[step % 8], tenant)])
+    assert len(made) <= 3 * 40 // (320 // FRESH)
+
+
+def test_what_was_worked_out_is_given_up_when_a_tenant_is_silent() -> None:
+    kit = Kit()
+    kit.teach("abc", sessions=5, tenant="silent")
+    model = kit.runtime.shared.learned.workloads["silent"].model
+    assert model.steps.first.any()
+    kit.exchange(events=[kit.arrived("s", "a", "other")])
+    assert model._steps is not None
+    kit.clock.advance(QUIET_S)
+    kit.exchange(events=[kit.arrived("s", "b", "other")])
+    assert model._steps is None and model._chain is None

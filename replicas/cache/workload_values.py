@@ -1,4 +1,4 @@
-"""Values of owners from reach tables: sessions by where they stand, anchors by all that may need them."""
+"""Values of one workload from its reach tables: sessions by where they stand, anchors by all that may need them."""
 
 from __future__ import annotations
 
@@ -10,76 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replicas.cache.arrivals import Arrivals
-from replicas.cache.owner import Owner
+from replicas.cache.block_owner import MOST_WORTH, STEPS, BlockOwner
 from replicas.cache.reuse import Reuse
 from replicas.cache.settings import ValueSettings
-from replicas.cache.sharing import AgentKey, SharedPrefix
+from replicas.cache.sharing import SharedPrefix
 from replicas.cache.threads import ThreadRanks, Threads
 from runtime_actor.counts import ANY_VISITS, MAX_VISITS
 from runtime_actor.tables import ReachTables
 
-ANONYMOUS = 0
-ENDED = 1
-SESSION = 2
-ANCHOR = 3
-WAITING = 4
-KINDS = ("anonymous", "ended", "session", "anchor", "waiting")
-"""What an evicted block was; indexed by `BlockOwner.reason`."""
-
-STEPS = 1024
-"""Values are rounded to 1/1024: less is no evidence, and equal values leave by recency."""
-
-WAITING_VALUE = 3.0
-WAITING_STEP = 1e-9
-"""A waiting request's owners are above every forecast; of two, the earlier request's stay longer."""
-
 CERTAIN = 0.999_999
-MOST_WORTH = 1.0 - 1e-15
 PRIOR_GAPS = 2.0
 """Weight of the usual pace against a session's own, in gaps."""
 
 MAX_GAP_RATIO = 10.0
 """One long pause says no more than this about a session's pace."""
 
+MAX_AT_ONCE = 512
+"""Sessions valued anew at one look where nothing is new of them: some 10 ms, in which no token is computed."""
+
 MAX_COUNTED_AGENTS = 1024
-
-
-def worth_of(value: float) -> float:
-    """The forecast that a value orders by, in [0, 1]; 1.0 for what a waiting request needs."""
-    return -math.expm1(-value / (1.0 - value)) if value < 1.0 else 1.0
-
-
-class BlockOwner(Owner):
-    """An owner that knows why it is worth something. `worth` is the raw forecast in [0, 1].
-
-    `agents` has one entry for a session's owner, and all that share an anchor. `span`: first and end
-    block of what its last request had for itself.
-    """
-
-    __slots__ = ("agents", "kind", "span", "waiting", "worth")
-
-    def __init__(self, kind: int, agents: tuple[AgentKey, ...] = (), listed: bool = True) -> None:
-        super().__init__(listed=listed)
-        self.kind = self.reason = kind
-        self.agents = agents
-        self.span: tuple[int, int] = (0, 0)
-        self.worth = 0.0
-        self.waiting: dict[int, None] = {}
-
-    def explain(self) -> None:
-        """Bring `reason` up to date with `kind`, `waiting` and `listed`."""
-        self.reason = WAITING if self.waiting and self.listed else self.kind
-
-    def settled(self, weight: float) -> float:
-        """The value that orders: rounded urgency, or above all that while a request waits for it.
-
-        Urgency u = -log(1 - worth), shown as u / (1 + u), orders as worth does and still tells apart what
-        many sessions need at once, where each worth is nearly 1.
-        """
-        if self.waiting and self.listed:
-            return WAITING_VALUE - min(self.waiting) * WAITING_STEP
-        urgency = -math.log1p(-min(self.worth, MOST_WORTH))
-        return round(urgency / (1.0 + urgency) * weight * STEPS) / STEPS
+MAX_VISITED_AGENTS = 64
+"""Agents of one session whose requests are counted: tables tell no more apart, and sessions are thousands."""
 
 
 class Session:
@@ -114,7 +65,7 @@ class Session:
         """What its last request's priority leaves of its values."""
         self.threads: dict[str, Threads[BlockOwner]] = {}
         self.visits: dict[str, int] = {}
-        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_COUNTED_AGENTS aren't counted."""
+        """Requests of each agent, at most MAX_VISITS; agents beyond MAX_VISITED_AGENTS aren't counted."""
         self.others: tuple[tuple[str, ...], float] = ((), 0.0)
         """Its agents without a slot, and what it adds to each one's sum of log(1 - worth)."""
         self.term: NDArray[np.float64] | None = None
@@ -142,7 +93,7 @@ class Session:
         self.previous = self.current
         self.current = agent
         self.last_s = now_s
-        if agent in self.visits or len(self.visits) < MAX_COUNTED_AGENTS:
+        if agent in self.visits or len(self.visits) < MAX_VISITED_AGENTS:
             self.visits[agent] = min(self.visits.get(agent, 0) + 1, MAX_VISITS)
 
     def standing(self, tables: ReachTables, now_s: float) -> tuple[NDArray[np.float32], float]:
@@ -227,7 +178,11 @@ class WorkloadValues:
         return overall if known is None else known.share(overall)
 
     def set_tables(self, tables: ReachTables) -> None:
-        self.tables = tables
+        """Of more sessions than MAX_AT_ONCE each is valued by them when it is next touched, if agents are the same."""
+        former, self.tables = self.tables, tables
+        if former is not None and former.agents == tables.agents and len(self.sessions) > MAX_AT_ONCE:
+            self.is_stale = True
+            return
         self._sum = None
         self._anchor_worths = []
         for session in self.sessions.values():
@@ -249,6 +204,12 @@ class WorkloadValues:
             session.term = None
             session.others = ((), 0.0)
         self.is_stale = True
+
+    def sum_anew(self) -> None:
+        """From what each session adds, so that rounding can't add up."""
+        terms = [session.term for session in self.sessions.values() if session.term is not None]
+        if self._sum is not None and terms:
+            self._sum = np.sum(terms, axis=0)
 
     def remove(self, session: Session) -> None:
         self.sessions.pop(session.id, None)
@@ -314,16 +275,24 @@ class WorkloadValues:
         values = np.minimum(np.array(rows) * np.array(factors)[:, None], CERTAIN)
         terms = np.log1p(-values)
         self._sum += terms.sum(axis=0)
+        of_agents: dict[str, tuple[float, list[float]]] = {}
         for session, term, worths in zip(sessions, terms, values, strict=True):
             session.term = term
             values_of = self._by_agent(session, worths, tables)
             for agent, threads in session.threads.items():
-                worth = values_of[agent]
-                if learn_reuse:
-                    worth *= self.reuse(agent)
-                again = float(tables.first[tables.index(agent), tables.index(agent)])
-                for thread, factor in zip(threads.items, self.thread_factors(agent, again), strict=False):
+                known = of_agents.get(agent)
+                if known is None:
+                    known = of_agents[agent] = self._of_agent(agent, tables, learn_reuse)
+                reuse, by_rank = known
+                worth = values_of[agent] * reuse
+                for thread, factor in zip(threads.items, by_rank, strict=False):
                     thread.owner.worth = worth * factor
+
+    def _of_agent(self, agent: str, tables: ReachTables, learn_reuse: bool) -> tuple[float, list[float]]:
+        """(what of a session's own blocks its next request uses, value of each thread by rank)."""
+        index = tables.index(agent)
+        factors = self.thread_factors(agent, float(tables.first[index, index]))
+        return (self.reuse(agent) if learn_reuse else 1.0), factors
 
     def _by_agent(self, session: Session, worths: NDArray[np.float64], tables: ReachTables) -> dict[str, float]:
         """Worth of each agent that the session has used; those without a slot share OTHER's evenly."""
