@@ -35,10 +35,10 @@ from serve_app.recognition.canonical import (
     leading_count,
     leading_system_text,
     strip_billing,
-    text_of,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
+from serve_app.recognition.roles import role_of_first_user
 from serve_app.recognition.templates import TemplateIndex
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
@@ -64,13 +64,6 @@ PREAMBLE_CHARS = 512
 PREAMBLE_TOKENS = 128
 NEWS_MESSAGES = 2
 """Last messages of a request with a declared session that are compared with other agents' texts."""
-
-MAX_ROLE_CHARS = 256
-_ROLE = re.compile(
-    r"[\s#*]*((?:you are (?:an?|the|our|my|\w+,) |act as |(?:your )?role ?: ?)[^\n]*?[^\n](?=[.!?](?:\s|\Z)|\n))",
-    re.IGNORECASE,
-)
-"""A role at the head of a user's message, to the end of its sentence or line: 'You are given ...' is a task."""
 
 SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
 
@@ -159,9 +152,16 @@ class IdentityResolver:
         self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, speaker, gone_on)
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
 
-    def answered(self, resolved: Resolved, text: str) -> None:
-        """Remember what an accepted request was answered: other agents of its session may repeat it."""
-        if resolved.accepted and text:
+    def answered(self, resolved: Resolved, text: str, is_cut: bool = False) -> None:
+        """Remember what an accepted request was answered: its next request and other agents of its session repeat it.
+
+        `is_cut`: the client went away, or the answer ended with an error.
+        """
+        if not resolved.accepted:
+            return
+        if resolved.claim is not None:
+            self.conversations.answered(resolved.claim, text, is_cut)
+        if text:
             identity = resolved.identity
             lines = lines_of_answer(text)
             self.quotes.note_answer(identity.tenant, lines, identity.session, resolved.agent.speaker)
@@ -191,7 +191,7 @@ class IdentityResolver:
         content = self._digests.of_text(system) + of_tools
         label = _label(strip_billing(system[:4096]))
         if not system:
-            role = _role_of_first_user(messages)
+            role = role_of_first_user(messages)
             if role:
                 content = self._digests.of_text(role) + of_tools
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
@@ -260,13 +260,23 @@ class _Once:
 
 
 def fold_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Lower-case names with `_` as `-`; of repeated names the first that says something."""
+    """Lower-case names with `_` as `-`; of repeated names the first that says something.
+
+    Values are read as UTF-8, as a body is, where they can be: one id is one session in either.
+    """
     folded: dict[str, str] = {}
     for name, value in raw:
         key = name.decode("latin-1").lower().replace("_", "-")
-        if not folded.get(key, "").strip():
-            folded[key] = value.decode("latin-1")
+        if folded.get(key, "").strip().lower() in _ABSENT:
+            folded[key] = _decoded(value)
     return folded
+
+
+def _decoded(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def declared_value(value: Any) -> str | None:
@@ -303,14 +313,6 @@ def _at(body: Mapping[str, Any], path: tuple[str, ...]) -> Any:
             return None
         value = value.get(part)
     return value
-
-
-def _role_of_first_user(messages: list[dict[str, Any]]) -> str:
-    """The sentence that gives a role where there is no system text; empty if the first message gives none."""
-    if messages[0].get("role") != "user":
-        return ""
-    match = _ROLE.match(text_of(messages[0].get("content"))[:MAX_ROLE_CHARS])
-    return match.group(1) if match else ""
 
 
 def _first_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

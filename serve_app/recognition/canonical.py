@@ -118,7 +118,7 @@ class CanonicalDigests:
         return self._remember(raw, digest(canonical_text(text).encode()))
 
     def of_tools(self, tools: Any) -> bytes:
-        """As `digest_of_tools`, and without the clocks that a description may hold."""
+        """As `digest_of_tools`, and without the clocks and ids that a description may hold."""
         sent = digest_of_tools(tools)
         if not sent:
             return sent
@@ -127,7 +127,7 @@ class CanonicalDigests:
         if known is not None:
             self._memo.move_to_end(raw)
             return known
-        return self._remember(raw, digest_of_tools(_timeless(tools)) if _may_tell_time(tools) else sent)
+        return self._remember(raw, digest_of_tools(_without_noise(tools)) if _may_hold_noise(tools) else sent)
 
     def _remember(self, raw: int, result: bytes) -> bytes:
         self._memo[raw] = result
@@ -136,23 +136,37 @@ class CanonicalDigests:
         return result
 
 
-def _may_tell_time(tools: list[Any]) -> bool:
+def _may_hold_noise(tools: list[Any]) -> bool:
+    """Whether a description has a clock or an id in it, as far as a quick look at words and signs tells."""
     try:
-        return "\n".join([tool["function"]["description"] for tool in tools]).rfind(" date") >= 0
+        text = "\n".join([tool["function"]["description"] for tool in tools])
     except (KeyError, TypeError):  # A tool without a description, or of another form.
         return True
+    if text.rfind(" date") < 0 and text.rfind("oday") < 0 and not _has_sign(text, ":") and not _has_sign(text, "-"):
+        return False
+    return without_noise(text) != text
 
 
-def _timeless(tools: list[Any]) -> list[Any]:
-    return [_without_clock(tool) for tool in tools]
+def _has_sign(text: str, sign: str) -> bool:
+    """Whether `sign` stands between digits, as in a time or a date, or where a UUID has it."""
+    at = text.find(sign)
+    while at >= 0:
+        if text[at - 1 : at].isdigit() and text[at + 1 : at + 2].isdigit():
+            return True
+        if text[at + 5 : at + 6] == text[at + 10 : at + 11] == sign:
+            return True
+        at = text.find(sign, at + 1)
+    return False
 
 
-def _without_clock(tool: Any) -> Any:
+def _without_noise(tools: list[Any]) -> list[Any]:
+    return [_with_plain_description(tool) for tool in tools]
+
+
+def _with_plain_description(tool: Any) -> Any:
     function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict):
-        return tool
-    text = function.get("description")
-    if not isinstance(text, str) or " date" not in text:
+    text = function.get("description") if isinstance(function, dict) else None
+    if not isinstance(text, str):
         return tool
     return {**tool, "function": {**function, "description": canonical_text(text)}}
 

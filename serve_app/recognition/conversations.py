@@ -14,6 +14,8 @@ request that extends an end continues that session. Rules that keep strangers ap
   same agent's before others, the oldest first; a continued one (a fan-out from one point) or an
   agent's own repeated request (a retry) only if there is no other, and if no other session has since
   come to an earlier point and waits there (the same conversation once more, with the same answers).
+- Where one of them was answered with the very turn that follows, it is that one. A request that is sent once more is
+  such another session's, if one was answered so and waits; only after an answer that was cut is it a retry.
 - Only ends of prompts that were served count, so a few-shot prefix that many clients share doesn't
   join them.
 """
@@ -39,13 +41,18 @@ LEAST_TASK_CHARS = 24
 
 @dataclass(slots=True)
 class End:
-    """The end of one accepted prompt; a later one has a higher number."""
+    """The end of one accepted prompt; a later one has a higher number.
+
+    `answer`: the hash of what it was answered, once it was; `is_cut`: its client went away before that.
+    """
 
     session: str
     agent: str
     number: int
     claims: int = 0
     continued: bool = False
+    answer: int | None = None
+    is_cut: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +63,8 @@ class End:
 class Claim:
     """One request's hold on the end that it continues; `record` or `release` it exactly once.
 
-    `known_messages`: how many leading messages that end stands for; `has_answer`: an assistant's turn follows them.
+    `known_messages`: how many leading messages that end stands for; `has_answer`: an assistant's turn follows them;
+    `own`: the end that this request left itself.
     """
 
     tenant: str
@@ -65,6 +73,7 @@ class Claim:
     end: End | None = None
     known_messages: int = 0
     has_answer: bool = False
+    own: End | None = None
     settled: bool = field(default=False)
 
     @property
@@ -98,11 +107,12 @@ class ConversationIndex:
         """
         keys, has_assistant = history_keys(tenant, messages)
         known = self._ends.part(tenant)
-        found, count = _continued(known, keys, has_assistant, agent, votes)
+        history = messages[len(messages) - len(keys) :]
+        found, count = _continued(known, keys, has_assistant, agent, votes, history)
         if found is not None:
             found.claims += 1
             known_messages = len(messages) - len(keys) + count
-            follows = messages[known_messages].get("role") if count < len(keys) else None
+            follows = history[count].get("role") if count < len(keys) else None
             return Claim(tenant, found.session, keys[-1], found, known_messages, follows == "assistant")
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)
@@ -121,10 +131,17 @@ class ConversationIndex:
             return
         known = self._ends.part(claim.tenant)
         ends = known.setdefault(claim.key, [])
-        ends.append(End(session, agent, next(self._numbers)))
+        claim.own = End(session, agent, next(self._numbers))
+        ends.append(claim.own)
         del ends[:-MAX_SESSIONS_PER_END]
         known.move_to_end(claim.key)
         self._ends.trim(claim.tenant)
+
+    def answered(self, claim: Claim, text: str, is_cut: bool) -> None:
+        """The request of `claim` was answered so, or its answer was cut."""
+        if claim.own is not None:
+            claim.own.is_cut = is_cut
+            claim.own.answer = hash(_tidy(text)) if text and not is_cut else None
 
     def release(self, claim: Claim) -> None:
         """The request was refused: nothing is remembered of it."""
@@ -140,6 +157,7 @@ def _continued(
     has_assistant: bool,
     agent: str,
     votes: Callable[[], dict[str, int]],
+    history: Sequence[dict[str, Any]],
 ) -> tuple[End | None, int]:
     """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
     taken: End | None = None
@@ -151,18 +169,48 @@ def _continued(
         ends = known.get(key)
         if not ends:
             continue
+        # What was sent once more is another run's that was answered alike, unless its answer was cut.
+        is_other_run = taken is not None and count == len(keys) and not taken.is_cut
+        turn = _said(history, length) if len(ends) > 1 or is_other_run else None
+        ends = _answered_so(ends, turn)
         quoted = _quoted(ends, votes)
         if quoted and taken is None:
             return _choose(quoted, agent), length
         repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
         after = taken.number if taken is not None else -1
-        waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
+        waiting = [
+            end
+            for end in ends
+            if end.is_open
+            and end.session not in repeated
+            and (end.number > after or (is_other_run and turn is not None and end.answer == turn))
+        ]
         if waiting or taken is None:
             known.move_to_end(key)
             taken, count = _choose(waiting or ends, agent), length
         if waiting:
             break
     return taken, count
+
+
+def _answered_so(ends: list[End], said: int | None) -> list[End]:
+    """Those that were answered with what follows; else those of whose answer nothing is known, else all."""
+    if said is None:
+        return ends
+    alike = [end for end in ends if end.answer == said]
+    return alike or [end for end in ends if end.answer is None] or ends
+
+
+def _said(history: Sequence[dict[str, Any]], at: int) -> int | None:
+    """The hash of the assistant's turn there, as of `ConversationIndex.answered`; None if there is none of text alone."""
+    if at >= len(history) or history[at].get("role") != "assistant" or history[at].get("tool_calls"):
+        return None
+    return hash(_tidy(text_of(history[at].get("content"))))
+
+
+def _tidy(text: str) -> str:
+    """As clients keep it; see `history_keys`."""
+    return composed(text.replace("\r\n", "\n")).strip()
 
 
 def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], bool]) -> str | None:

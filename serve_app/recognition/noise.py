@@ -279,7 +279,12 @@ def _is_id(text: str, start: int, end: int) -> bool:
     if _NAMED.search(text, max(0, start - 24), start):
         return len(token) >= 4 and digits >= 2 and _WORD_AND_NUMBER.match(token) is None
     changes = _changes(token)
-    if changes >= 3 and len(token) >= LEAST_JOINED_CHARS and digits >= 2 and _JOINED.search(text, max(0, start - 24), start):
+    if (
+        changes >= 3
+        and len(token) >= LEAST_JOINED_CHARS
+        and digits >= 2
+        and _JOINED.search(text, max(0, start - 24), start)
+    ):
         return True
     if len(token) < LEAST_ID_CHARS or digits < 3 or digits == len(token):
         return False

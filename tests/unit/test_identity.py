@@ -67,6 +67,22 @@ def test_a_blank_header_does_not_hide_the_body(resolver: IdentityResolver) -> No
     assert who(resolver, chat(session_id="s1"), **{"x-session-id": " "}).session_source == "session_id"
 
 
+def test_an_id_is_one_session_in_a_header_and_in_the_body(resolver: IdentityResolver) -> None:
+    """Clients send UTF-8; what isn't is read as HTTP once had it."""
+    for declared in ("aufgabe-ü", "задача-17", "任务-17"):
+        by_header = fold_headers([(b"x-session-id", declared.encode())])
+        assert resolver.resolve("t", by_header, chat()).identity.session == resolver.session_id("t", declared)
+        assert resolver.resolve("t", {}, chat(session_id=declared)).identity.session == resolver.session_id(
+            "t", declared
+        )
+    assert fold_headers([(b"x-session-id", "é".encode("latin-1"))]) == {"x-session-id": "é"}
+
+
+def test_of_a_repeated_header_the_first_that_says_something_counts() -> None:
+    raw = [(b"X-Session-ID", value) for value in (b" ", b"null", b"one", b"two")]
+    assert fold_headers(raw) == {"x-session-id": "one"}
+
+
 def test_order_of_trust(resolver: IdentityResolver) -> None:
     both = who(resolver, chat(session_id="body"), **{"session-id": "second", "x-session-id": "first"})
     assert both.session == who(resolver, chat(session_id="first")).session

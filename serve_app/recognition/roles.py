@@ -1,0 +1,36 @@
+"""The role that a user's first message gives where there is no system text (pure)."""
+
+import re
+from typing import Any
+
+from serve_app.recognition.canonical import text_of
+
+MAX_ROLE_CHARS = 256
+
+_ARTICLES = (
+    r"(?:an?|the|our|my|eine?|der|die|das|unsere?|meine?|une?|les?|la|notre|una|el|nuestr[oa]|uma?|os?|a|noss[oa]|uno|il|lo|i"
+    r"|een|de|het|onze|\w+,) |(?:l|un)['’]"
+)
+_YOU_ARE = (
+    r"you(?: are|['’]re)|du bist|sie sind|tu es|vous êtes|eres|usted es|você é|tu és|sei|lei è|je bent|jij bent|u bent"
+)
+_OPENINGS = (
+    rf"(?:{_YOU_ARE}) (?:{_ARTICLES})|(?:i want you to )?act as |(?:assume|take|play) (?:on )?the role of |your name is "
+    r"|your role is |(?:your )?role ?: ?|role\n|<role>|agis comme |actúa como |agisci come |aja como "
+    r"|jesteś |(?:ты|вы) ?[—–-] |[你您](?:现在)?是(?![谁誰不否什怎哪])|你(?:将|要)?扮演|あなたは|(?:당신은|너는) "
+)
+_ROLE = re.compile(
+    rf"(?:\[[^\]\n]{{1,48}}\]|<(?:system|instructions?|prompt)>|(?:system|instructions?|prompt) ?:|[\s#*>-])*"
+    rf"((?:{_OPENINGS})[^\n?？]*?[^\n?？](?=[.!](?:\s|\Z)|[。！]|\n|</))",
+    re.IGNORECASE,
+)
+"""A role to the end of its sentence or line, behind a clock, a tag or marks: 'You are given ...' is a task, a question
+is none."""
+
+
+def role_of_first_user(messages: list[dict[str, Any]]) -> str:
+    """Empty if the first message gives no role."""
+    if messages[0].get("role") != "user":
+        return ""
+    match = _ROLE.match(text_of(messages[0].get("content"))[:MAX_ROLE_CHARS])
+    return " ".join(match.group(1).split()) if match else ""
