@@ -14,19 +14,20 @@ _WHOLE_MONTHS = (
 )
 MONTH = rf"(?:(?:{MONTH_HEADS})[a-zà-ÿ]*|(?:{_WHOLE_MONTHS})\b)"
 
-_DAYS = """
-mon monday tue tues tuesday wed wednesday thu thurs thursday fri friday sat saturday sun sunday
-montag dienstag mittwoch donnerstag freitag samstag sonnabend sonntag
-lundi mardi mercredi jeudi vendredi samedi dimanche
-lunes martes miércoles jueves viernes sábado domingo
-segunda-feira terça-feira quarta-feira quinta-feira sexta-feira
-lunedì martedì mercoledì giovedì venerdì sabato domenica
-maandag dinsdag woensdag donderdag vrijdag zaterdag zondag
-poniedziałek wtorek środa czwartek piątek sobota niedziela
-понедельник вторник среда четверг пятница суббота воскресенье
-pazartesi salı çarşamba perşembe cuma cumartesi pazar
-""".split()
-DAY = rf"(?:(?<![^\W_])(?:{'|'.join(_DAYS)})\b|(?:星期|周|礼拜|週)[一二三四五六日天]|[月火水木金土日]曜日?|[월화수목금토일]요일)"
+_DAYS = (
+    "mon|monday|tue|tues|tuesday|wed|wednesday|thu|thurs|thursday|fri|friday|sat|saturday|sun|sunday"
+    "|montag|dienstag|mittwoch|donnerstag|freitag|samstag|sonnabend|sonntag"
+    "|lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche"
+    "|lunes|martes|miércoles|jueves|viernes|sábado|domingo"
+    "|segunda-feira|terça-feira|quarta-feira|quinta-feira|sexta-feira"
+    "|lunedì|martedì|mercoledì|giovedì|venerdì|sabato|domenica"
+    "|maandag|dinsdag|woensdag|donderdag|vrijdag|zaterdag|zondag"
+    "|poniedziałek|wtorek|środa|czwartek|piątek|sobota|niedziela"
+    "|понедельник|вторник|среда|четверг|пятница|суббота|воскресенье"
+    "|pazartesi|salı|çarşamba|perşembe|cuma|cumartesi|pazar"
+)
+_DAYS_OF_SIGNS = r"(?:星期|周|礼拜|週)[一二三四五六日天]|[月火水木金土日]曜日?|[월화수목금토일]요일"
+DAY = rf"(?:(?<![^\W_])(?:{_DAYS})\b|{_DAYS_OF_SIGNS})"
 DAY_IN_BRACKETS = "[月火水木金土日월화수목금토일][)）]"
 
 HEADS = frozenset(
@@ -34,7 +35,7 @@ HEADS = frozenset(
     for head in (
         *MONTH_HEADS.split("|"),
         *_WHOLE_MONTHS.split("|"),
-        *_DAYS,
+        *_DAYS.split("|"),
         *(f"{first}{day}" for first in ("星期", "周", "週") for day in "一二三四五六日天"),
         *(f"{day}曜日" for day in "月火水木金土日"),
         *(f"{day}요일" for day in "월화수목금토일"),

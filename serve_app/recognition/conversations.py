@@ -202,7 +202,7 @@ def _answered_so(ends: list[End], said: int | None) -> list[End]:
 
 
 def _said(history: Sequence[dict[str, Any]], at: int) -> int | None:
-    """The hash of the assistant's turn there, as of `ConversationIndex.answered`; None if there is none of text alone."""
+    """The hash of the assistant's turn there, as of `ConversationIndex.answered`; None where it isn't text alone."""
     if at >= len(history) or history[at].get("role") != "assistant" or history[at].get("tool_calls"):
         return None
     return hash(_tidy(text_of(history[at].get("content"))))

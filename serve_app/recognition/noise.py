@@ -295,6 +295,10 @@ def _is_id(text: str, start: int, end: int) -> bool:
     return changes >= LEAST_CHANGES * sum(map(str.isalnum, token))
 
 
+def _is_joined(text: str, at: int) -> bool:
+    return text[at - 1 : at] == "_" and _JOINED.search(text, max(0, at - 24), at) is not None
+
+
 def _changes(token: str) -> int:
     """How many neighbours are of different kinds: upper, lower, digit."""
     kinds = [char.isdigit() + 2 * char.isupper() for char in token if char.isalnum()]

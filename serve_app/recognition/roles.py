@@ -15,8 +15,8 @@ _YOU_ARE = (
     r"you(?: are|['’]re)|du bist|sie sind|tu es|vous êtes|eres|usted es|você é|tu és|sei|lei è|je bent|jij bent|u bent"
 )
 _OPENINGS = (
-    rf"(?:{_YOU_ARE}) (?:{_ARTICLES})|(?:i want you to )?act as |(?:assume|take|play) (?:on )?the role of |your name is "
-    r"|your role is |(?:your )?role ?: ?|role\n|<role>|agis comme |actúa como |agisci come |aja como "
+    rf"(?:{_YOU_ARE}) (?:{_ARTICLES})|(?:i want you to )?act as |(?:assume|take|play) (?:on )?the role of "
+    r"|your (?:name|role) is |(?:your )?role ?: ?|role\n|<role>|agis comme |actúa como |agisci come |aja como "
     r"|jesteś |(?:ты|вы) ?[—–-] |[你您](?:现在)?是(?![谁誰不否什怎哪])|你(?:将|要)?扮演|あなたは|(?:당신은|너는) "
 )
 _ROLE = re.compile(

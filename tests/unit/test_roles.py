@@ -1,4 +1,4 @@
-"""The role at the head of a user's message, in the forms and languages that prompts have; a task or a question is none."""
+"""The role at the head of a user's message, in the forms and languages that prompts have; a task is none."""
 
 from __future__ import annotations
 
