@@ -21,6 +21,7 @@ from serve_app.engine_api import (
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
 from serve_app.http.field_checks import RESPONSES, check_fields, check_format
+from serve_app.http.route_fields import check_own
 from serve_app.http.structured_outputs import check_structured_outputs
 from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 from serve_app.routes.route import Route, event
@@ -42,6 +43,7 @@ class ResponsesRoute(Route):
         if isinstance(fields.get("text"), dict) and fields["text"].get("format") is not None:
             check_format(fields["text"]["format"], "text.format")
         preparation.check_numbers(RESPONSES, fields, limits)
+        check_own(RESPONSES, fields)
         for name in STORED:
             if fields.get(name) not in (None, False):
                 raise bad_request(
@@ -57,7 +59,7 @@ class ResponsesRoute(Route):
             raise bad_request("`input` must be a string or an array.", "input", "invalid_value")
         if fields.get("input") in ([], ""):
             raise bad_request("`input` must not be empty.", "input", "invalid_value")
-        fields["input"] = _without_billing(fields.get("input"))
+        fields["input"] = _whole_answers(_without_billing(fields.get("input")))
         try:
             preparation.checked_messages(_messages(_parsed(fields)), limits.modalities)
         except ApiError as error:
@@ -129,9 +131,28 @@ def _without_billing(items: Any) -> Any:
     for index, item in enumerate(items):
         if not isinstance(item, dict) or item.get("role") not in LEADING_ROLES:
             break
-        if isinstance(item.get("content"), str):
-            cleaned[index] = {**item, "content": strip_billing(item["content"])}
+        if isinstance(item.get("content"), (str, list)):
+            cleaned[index] = {**item, "content": preparation.without_billing(item["content"])}
     return cleaned
+
+
+def _whole_answers(items: Any) -> Any:
+    """Of an assistant's turn in several parts vLLM reads the first alone: all of their text in one."""
+    if not isinstance(items, list):
+        return items
+    return [
+        _whole_answer(item) if isinstance(item, dict) and item.get("role") == "assistant" else item for item in items
+    ]
+
+
+def _whole_answer(item: dict[str, Any]) -> dict[str, Any]:
+    parts = item.get("content")
+    if item.get("role") != "assistant" or not isinstance(parts, list) or len(parts) < 2:
+        return item
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise bad_request("`input`: an assistant's turn must have text alone.", "input", "unsupported_content")
+    return {**item, "content": [{**parts[0], "text": "".join(texts)}]}
 
 
 def _check_tools(tools: Any) -> None:
