@@ -60,6 +60,9 @@ FINAL_HEADERS = ("x-dynamo-session-final",)
 FINAL_FIELDS = (("nvext", "agent_context", "trajectory_final"),)
 
 LABEL_CHARS = 48
+LABEL_FROM_CHARS = 4096
+"""How far into a system text a name for it is looked for."""
+
 PREAMBLE_CHARS = 512
 PREAMBLE_TOKENS = 128
 NEWS_MESSAGES = 2
@@ -70,8 +73,7 @@ SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
 _ABSENT = frozenset({"", "null", "none", "undefined", "nil"})
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Who a request belongs to. Sources are the header or field that decided, `content` or `new`."""
 
     tenant: str
@@ -189,7 +191,7 @@ class IdentityResolver:
         system = leading_system_text(messages)
         of_tools = self._digests.of_tools(tools)
         content = self._digests.of_text(system) + of_tools
-        label = _label(strip_billing(system[:4096]))
+        label = _label(system)
         if not system:
             role = role_of_first_user(messages)
             if role:
@@ -340,8 +342,12 @@ def preamble_of(prompt: Any) -> tuple[str, str]:
 
 def _label(text: str) -> str:
     """A short readable name: the first line that says something, without control characters."""
-    for line in text[:2048].splitlines():
-        clean = line[: 2 * LABEL_CHARS].strip()
+    start = 0
+    while start < min(len(text), LABEL_FROM_CHARS):
+        stop = text.find("\n", start, start + LABEL_FROM_CHARS)
+        stop = stop if stop >= 0 else start + LABEL_FROM_CHARS
+        clean = strip_billing(text[start : min(stop, start + 2 * LABEL_CHARS)]).strip()
+        start = stop + 1
         if not clean.isprintable():
             clean = "".join(char if char.isprintable() else " " for char in clean).strip()
         if clean:

@@ -15,7 +15,6 @@ that it was an answer in has not gone on.
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
 
-import functools
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -221,27 +220,38 @@ def lines_of_answer(text: str) -> Lines:
 class Reading:
     """The lines of one request's messages, each text read once and only if it is asked for."""
 
+    __slots__ = ("_asked", "_conversation", "_lines", "_opening", "_system", "_system_lines")
+
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         leading = leading_count(messages)
         self._system = messages[:leading]
         self._conversation = messages[leading:]
         self._opening = ""
+        self._system_lines: Lines | None = None
+        self._asked: Lines | None = None
+        self._lines: Lines | None = None
 
-    @functools.cached_property
+    @property
     def system(self) -> Lines:
         """Of the leading system messages."""
-        return lines_of_messages(self._system)
+        if self._system_lines is None:
+            self._system_lines = lines_of_messages(self._system)
+        return self._system_lines
 
-    @functools.cached_property
+    @property
     def asked(self) -> Lines:
         """Of the first message of a user, which may hold a role's fixed text."""
-        opening = next((message for message in self._conversation if message.get("role") == "user"), None)
-        self._opening = "" if opening is None else text_of(opening.get("content"))
-        return _lines_of((self._opening,))
+        if self._asked is None:
+            opening = next((message for message in self._conversation if message.get("role") == "user"), None)
+            self._opening = "" if opening is None else text_of(opening.get("content"))
+            self._asked = _lines_of((self._opening,))
+        return self._asked
 
-    @functools.cached_property
+    @property
     def conversation(self) -> Lines:
-        return _lines_of(_texts_of(self._conversation), self._opening, self.asked if self._opening else {})
+        if self._lines is None:
+            self._lines = _lines_of(_texts_of(self._conversation), self._opening, self._asked)
+        return self._lines
 
 
 def _texts_of(messages: Sequence[dict[str, Any]]) -> Iterable[str]:
@@ -262,11 +272,10 @@ def _lines_of(texts: Iterable[str], known: str = "", known_lines: Lines | None =
     found: Lines = {}
     left = MAX_PROMPT_CHARS
     for number, text in enumerate(texts):
-        if text is known and known_lines is not None:
+        if known_lines is not None and text is known:
             found.update(known_lines)
         else:
-            lines = _whole_lines(text)
-            found.update(zip(map(hash, lines), lines, strict=True))
+            found |= {hash(line): line for line in _whole_lines(text)}
         left -= min(len(text), MAX_TEXT_CHARS + 1)
         if (left <= 0 and number + 1 >= ALWAYS_READ) or len(found) >= MAX_LINES_PER_TEXT:
             break
@@ -282,9 +291,11 @@ def _whole_lines(text: str) -> list[str]:
     text = text.replace(":", ".")
     if "." in text:
         text = "\n".join(text.rsplit(". "))
-    return [
+    lines = [
         bare
         for line in text.split("\n")
-        if len(line) >= LEAST_LINE_CHARS
-        and len(bare := line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS
+        if len(line) >= LEAST_LINE_CHARS and len(bare := line.lstrip(_MARKS).rstrip(_STOPS)) >= LEAST_LINE_CHARS
     ]
+    if _ADDRESS not in text:
+        return lines
+    return [bare for line in lines if len(bare := line.removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS]

@@ -117,7 +117,7 @@ def test_marks_and_clocks_in_tools_are_no_content() -> None:
     [
         ("Returns the time, now 2026-03-09T06:00:31Z.", "Returns the time, now 2026-03-10T07:01:32Z.", True),
         ("The current time is 10:31.", "The current time is 11:32.", True),
-        ("Today is Monday.", "Today is Tuesday.", True),
+        ("Today is 2026-03-09.", "Today is 2026-03-10.", True),
         ("For run 123e4567-e89b-12d3-a456-426614174000.", "For run 223e4567-e89b-12d3-a456-426614174001.", True),
         ("Returns rows 1-3.", "Returns rows 1-4.", False),
         ("Opens at 9:00.", "Opens at 10:00.", False),
