@@ -88,8 +88,13 @@ class MessagesRoute(Route):
 
 
 def chat_body(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request as a chat completion's JSON object. Raises ApiError."""
+    """The same request as a chat completion's JSON object. Raises ApiError.
+
+    Anthropic takes an empty list of tools, as Claude Code sends it, and OpenAI doesn't.
+    """
     fields = {name: value for name, value in body.items() if value is not None}
+    if fields.get("tools") == []:
+        del fields["tools"]
     if fields.get("messages") == []:
         raise bad_request("`messages` must not be empty.", "messages", "invalid_value")
     if "system" in fields:
@@ -97,10 +102,14 @@ def chat_body(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(fields.get("messages"), list):
         fields["messages"] = [_without_billing(message) for message in fields["messages"]]
     try:
-        chat = _Converter.to_chat_completion_request(kind.model_validate(fields), merge_inline_system=False)
+        # Without a model it is for the model itself, on every route.
+        parsed = kind.model_validate({"model": "any", **fields})
+        chat = _Converter.to_chat_completion_request(parsed, merge_inline_system=False)
         chat_fields: dict[str, Any] = chat.model_dump(exclude={"messages"}, exclude_none=True, exclude_unset=True)
         # The converter sets both; an error should name the one that the client sent.
         chat_fields.pop("max_completion_tokens", None)
+        if "model" not in fields:
+            chat_fields.pop("model", None)
         return {**chat_fields, "messages": [preparation.plain(message) for message in chat.messages]}
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None

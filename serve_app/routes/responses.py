@@ -32,6 +32,8 @@ STORED = ("previous_response_id", "conversation", "background", "prompt", "previ
 TOOL_KINDS = ("function", "namespace")
 """vLLM drops others (web search, MCP and so on) without a word."""
 
+TOOL_CHOICES = ("none", "auto", "required")
+
 
 class ResponsesRoute(Route):
     def __init__(self) -> None:
@@ -52,6 +54,7 @@ class ResponsesRoute(Route):
                     "unsupported_value",
                 )
         _check_tools(fields.get("tools", []))
+        _check_tool_choice(fields.get("tool_choice", "auto"))
         check_structured_outputs(_as_chat(fields))
         if isinstance(fields.get("instructions"), str):
             fields["instructions"] = strip_billing(fields["instructions"])
@@ -163,6 +166,14 @@ def _check_tools(tools: Any) -> None:
         if kind not in TOOL_KINDS:
             where = f"tools[{index}].type"
             raise bad_request(f"`{where}` must be one of {', '.join(TOOL_KINDS)}.", where, "unsupported_value")
+
+
+def _check_tool_choice(choice: Any) -> None:
+    """vLLM takes others, a hosted tool's say, and does nothing with them."""
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (("function",) if isinstance(choice, dict) else TOOL_CHOICES):
+        allowed = f"{', '.join(TOOL_CHOICES)} or an object of type function with a name"
+        raise bad_request(f"`tool_choice` must be {allowed}.", "tool_choice", "unsupported_value")
 
 
 def _as_chat(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,16 @@ def test_the_engines_own_sampling_fields_reach_it() -> None:
     assert sent(structured_outputs={"regex": "a+"}).structured_outputs.regex == "a+"
 
 
+def test_an_empty_list_of_tools_and_no_model() -> None:
+    """As Claude Code asks for a title."""
+    request = sent(tools=[])
+    assert not request.tools and request.tool_choice in (None, "none")
+    bench = Bench()
+    bench.handle.items = [ACCEPTED, chat_answer()]
+    got = bench.ask("POST", PATH, json={"max_tokens": 8, "messages": HI})
+    assert got.status_code == 200 and bench.handle.requests[-1][0].model == "m"
+
+
 def result(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {}}]}
     return [
