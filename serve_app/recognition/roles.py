@@ -7,17 +7,19 @@ from serve_app.recognition.canonical import text_of
 
 MAX_ROLE_CHARS = 256
 
-_ARTICLES = (
-    r"(?:an?|the|our|my|eine?|der|die|das|unsere?|meine?|une?|les?|la|notre|una|el|nuestr[oa]|uma?|os?|a|noss[oa]|uno|il|lo|i"
-    r"|een|de|het|onze|\w+,) |(?:l|un)['’]"
-)
 _YOU_ARE = (
-    r"you(?: are|['’]re)|du bist|sie sind|tu es|vous êtes|eres|usted es|você é|tu és|sei|lei è|je bent|jij bent|u bent"
+    r"you(?: are|['’]re) (?:an?|the|our|my|\w+,) "
+    r"|(?:du bist|sie sind) (?:eine?|der|die|das|unsere?|meine?) "
+    r"|(?:tu es|vous êtes) (?:(?:une?|les?|la|notre|mon) |l['’])"
+    r"|(?:eres|usted es) (?:una?|el|la|nuestr[oa]) "
+    r"|(?:você é|tu és) (?:uma?|os?|as?|noss[oa]) "
+    r"|(?:sei|lei è) (?:(?:una?|uno|il|la|lo) |un['’]|l['’])"
+    r"|(?:je|jij|u) bent (?:een|de|het|onze) "
+    r"|jesteś |(?:ты|вы) ?[—–-] |[你您](?:现在)?是(?![谁誰不否什怎哪])|你(?:将|要)?扮演|あなたは|(?:당신은|너는) "
 )
 _OPENINGS = (
-    rf"(?:{_YOU_ARE}) (?:{_ARTICLES})|(?:i want you to )?act as |(?:assume|take|play) (?:on )?the role of "
-    r"|your (?:name|role) is |(?:your )?role ?: ?|role\n|<role>|agis comme |actúa como |agisci come |aja como "
-    r"|jesteś |(?:ты|вы) ?[—–-] |[你您](?:现在)?是(?![谁誰不否什怎哪])|你(?:将|要)?扮演|あなたは|(?:당신은|너는) "
+    rf"{_YOU_ARE}|(?:i want you to )?act as |(?:assume|take|play) (?:on )?the role of |your (?:name|role) is "
+    r"|(?:your )?role ?: ?|role\n|<role>|agis comme |actúa como |agisci come |aja como "
 )
 _ROLE = re.compile(
     rf"(?:\[[^\]\n]{{1,48}}\]|<(?:system|instructions?|prompt)>|(?:system|instructions?|prompt) ?:|[\s#*>-])*"
