@@ -150,6 +150,11 @@ def check_prompt(prompt: Any) -> None:
                 raise bad_request(message, f"prompt[{index}]", "invalid_value")
 
 
+def prompt_count(prompt: Any) -> int:
+    """How many prompts a completion has: token ids in a row are one."""
+    return len(prompt) if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else 1
+
+
 def _is_token_id(item: Any) -> bool:
     return _fits("an integer", item) and 0 <= item <= MAX_TOKEN_ID
 
