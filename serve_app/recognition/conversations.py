@@ -28,6 +28,7 @@ from typing import Any
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import canonical_json, composed, leading_count, text_of
+from serve_app.recognition.quotes import MAX_TEXT_CHARS
 
 MAX_ENDS = 32_768
 """Distinct histories remembered; the least recently used is forgotten, its conversation then counts as new."""
@@ -138,10 +139,11 @@ class ConversationIndex:
         self._ends.trim(claim.tenant)
 
     def answered(self, claim: Claim, text: str, is_cut: bool) -> None:
-        """The request of `claim` was answered so, or its answer was cut."""
+        """The request of `claim` was answered so (of a long answer the beginning), or its answer was cut."""
         if claim.own is not None:
             claim.own.is_cut = is_cut
-            claim.own.answer = hash(_tidy(text)) if text and not is_cut else None
+            is_whole = 0 < len(text) < MAX_TEXT_CHARS and not is_cut
+            claim.own.answer = hash(_tidy(text)) if is_whole else None
 
     def release(self, claim: Claim) -> None:
         """The request was refused: nothing is remembered of it."""
