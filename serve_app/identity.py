@@ -40,6 +40,7 @@ from serve_app.recognition.conversations import Claim, ConversationIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
 from serve_app.recognition.roles import role_of_first_user
 from serve_app.recognition.templates import TemplateIndex
+from serve_app.recognition.turns import turn_of
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
 SESSION_FIELDS = (
@@ -154,15 +155,15 @@ class IdentityResolver:
         self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, speaker, gone_on)
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
 
-    def answered(self, resolved: Resolved, text: str, is_cut: bool = False) -> None:
+    def answered(self, resolved: Resolved, text: str, turn: int | None = None, is_cut: bool = False) -> None:
         """Remember what an accepted request was answered: its next request and other agents of its session repeat it.
 
-        `is_cut`: the client went away, or the answer ended with an error.
+        `turn`: as of `AnswerText`, else of the text alone. `is_cut`: the client went away, or an error ended it.
         """
         if not resolved.accepted:
             return
         if resolved.claim is not None:
-            self.conversations.answered(resolved.claim, text, is_cut)
+            self.conversations.answered(resolved.claim, turn_of((text,)) if turn is None else turn, is_cut)
         if text:
             identity = resolved.identity
             lines = lines_of_answer(text)

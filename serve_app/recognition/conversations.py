@@ -28,7 +28,7 @@ from typing import Any
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import canonical_json, composed, leading_count, text_of
-from serve_app.recognition.quotes import MAX_TEXT_CHARS
+from serve_app.recognition.turns import turn_of_message
 
 MAX_ENDS = 32_768
 """Distinct histories remembered; the least recently used is forgotten, its conversation then counts as new."""
@@ -44,7 +44,7 @@ LEAST_TASK_CHARS = 24
 class End:
     """The end of one accepted prompt; a later one has a higher number.
 
-    `answer`: the hash of what it was answered, once it was; `is_cut`: its client went away before that.
+    `answer`: the turn that it was answered with, once it was (see `turns.py`); `is_cut`: its answer was cut.
     """
 
     session: str
@@ -138,12 +138,11 @@ class ConversationIndex:
         known.move_to_end(claim.key)
         self._ends.trim(claim.tenant)
 
-    def answered(self, claim: Claim, text: str, is_cut: bool) -> None:
-        """The request of `claim` was answered so (of a long answer the beginning), or its answer was cut."""
+    def answered(self, claim: Claim, turn: int | None, is_cut: bool) -> None:
+        """The request of `claim` was answered so (see `turns.py`), or its answer was cut."""
         if claim.own is not None:
             claim.own.is_cut = is_cut
-            is_whole = 0 < len(text) < MAX_TEXT_CHARS and not is_cut
-            claim.own.answer = hash(_tidy(text)) if is_whole else None
+            claim.own.answer = None if is_cut else turn
 
     def release(self, claim: Claim) -> None:
         """The request was refused: nothing is remembered of it."""
@@ -171,22 +170,16 @@ def _continued(
         ends = known.get(key)
         if not ends:
             continue
-        # What was sent once more is another run's that was answered alike, unless its answer was cut.
-        is_other_run = taken is not None and count == len(keys) and not taken.is_cut
-        turn = _said(history, length) if len(ends) > 1 or is_other_run else None
-        ends = _answered_so(ends, turn)
+        runs = _runs_answered_alike(ends, taken) if taken is not None and count == len(keys) else []
+        if len(ends) > 1 and length < len(keys):
+            ends = _answered_so(ends, turn_of_message(history[length]))
         quoted = _quoted(ends, votes)
         if quoted and taken is None:
             return _choose(quoted, agent), length
         repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
         after = taken.number if taken is not None else -1
-        waiting = [
-            end
-            for end in ends
-            if end.is_open
-            and end.session not in repeated
-            and (end.number > after or (is_other_run and turn is not None and end.answer == turn))
-        ]
+        waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
+        waiting = waiting or runs
         if waiting or taken is None:
             known.move_to_end(key)
             taken, count = _choose(waiting or ends, agent), length
@@ -195,24 +188,24 @@ def _continued(
     return taken, count
 
 
-def _answered_so(ends: list[End], said: int | None) -> list[End]:
+def _answered_so(ends: list[End], turn: int | None) -> list[End]:
     """Those that were answered with what follows; else those of whose answer nothing is known, else all."""
-    if said is None:
+    if turn is None:
         return ends
-    alike = [end for end in ends if end.answer == said]
+    alike = [end for end in ends if end.answer == turn]
     return alike or [end for end in ends if end.answer is None] or ends
 
 
-def _said(history: Sequence[dict[str, Any]], at: int) -> int | None:
-    """The hash of the assistant's turn there, as of `ConversationIndex.answered`; None where it isn't text alone."""
-    if at >= len(history) or history[at].get("role") != "assistant" or history[at].get("tool_calls"):
-        return None
-    return hash(_tidy(text_of(history[at].get("content"))))
+def _runs_answered_alike(ends: list[End], repeated: End) -> list[End]:
+    """Of the ends at an earlier point those of other sessions that were answered there as the repeated request's was.
 
-
-def _tidy(text: str) -> str:
-    """As clients keep it; see `history_keys`."""
-    return composed(text.replace("\r\n", "\n")).strip()
+    They are runs at once, and what was sent once more is the next request of one of them. Not where the answer to
+    it was cut: then it is a retry.
+    """
+    if repeated.is_cut:
+        return []
+    answers = {end.answer for end in ends if end.session == repeated.session and end.answer is not None}
+    return [end for end in ends if end.is_open and end.session != repeated.session and end.answer in answers]
 
 
 def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], bool]) -> str | None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.recognition.conversations import ConversationIndex
+from serve_app.recognition.turns import turn_of
 
 Messages = list[dict[str, Any]]
 
@@ -228,7 +229,7 @@ class Runs:
         session = claim.session or f"s{self.minted}"
         self.index.record(claim, session, "a")
         if answer is not None:
-            self.index.answered(claim, answer, is_cut)
+            self.index.answered(claim, turn_of([answer]), is_cut)
         return session
 
 
@@ -261,9 +262,25 @@ def test_a_request_once_more_after_a_cut_answer_is_a_retry() -> None:
     assert runs.send(again, "half an answer, whole") == other
 
 
-def test_an_answer_that_was_changed_or_called_a_tool_tells_nothing() -> None:
+def test_runs_that_called_different_tools_go_on_with_their_own() -> None:
+    def called(name: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": "{}"}
+        return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+
+    runs = Runs()
+    opened = {name: runs.send([user("hi")], f"{name}{{}}") for name in ("look", "book")}
+    for name in ("book", "look"):
+        history = [user("hi"), called(name), {"role": "tool", "tool_call_id": "1", "content": "2"}]
+        assert runs.send(history, "done") == opened[name]
+
+
+def test_an_answer_that_was_changed_tells_nothing() -> None:
+    """Also where each client keeps answers in its own words: a run's next request is not the other's."""
     runs = Runs()
     one = runs.send([user("hi")], "the whole answer")
     assert runs.send([user("hi"), reply("cut"), user("more")], "x") == one
-    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    assert runs.send([user("hi"), called, {"role": "tool", "tool_call_id": "1", "content": "2"}], "y") == one
+    runs = Runs()
+    sessions = [{runs.send([user("hi")], "call it")} for _ in range(2)]
+    for session in sessions:
+        session.add(runs.send([user("hi"), reply("Calling: it"), user("more")], "x"))
+    assert [len(session) for session in sessions] == [1, 1] and sessions[0] != sessions[1]

@@ -105,6 +105,22 @@ def test_sessions_at_once_and_repeated_ones_never_mix(name: str, resolver: Ident
     assert max(len(found) for found in pieces.values()) <= IN_PIECES.get(name, 1)
 
 
+@pytest.mark.parametrize("runs", [2, 3])
+@pytest.mark.parametrize("step", [1, 2])
+def test_runs_of_one_task_at_once_that_are_answered_alike_never_share_a_session(
+    name: str, resolver: IdentityResolver, runs: int, step: int
+) -> None:
+    """As of a model without sampling: nothing tells whose request is whose, yet each session is one run's."""
+    sent = [one for one in recorded(name) if one.run == "first"]
+    found: dict[str, list[int]] = defaultdict(list)
+    for start in range(0, len(sent), step):
+        for _ in range(runs):
+            for number, one in enumerate(sent[start : start + step], start):
+                found[who(resolver, one).session].append(number)
+    assert all(len(numbers) == len(set(numbers)) for numbers in found.values())
+    assert len(found) >= runs
+
+
 ASKED = "eleven metres of draught at the north quay"
 
 
