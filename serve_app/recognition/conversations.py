@@ -28,6 +28,7 @@ from typing import Any
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import canonical_json, composed, leading_count, text_of
+from serve_app.recognition.quotes import worth
 from serve_app.recognition.turns import turn_of_message
 
 MAX_ENDS = 32_768
@@ -219,7 +220,7 @@ def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], b
 
 def _size(messages: list[dict[str, Any]]) -> int:
     """Characters that an opening says."""
-    return sum(len(text_of(message.get("content"))) for message in messages[leading_count(messages) :])
+    return sum(worth(text_of(message.get("content"))) for message in messages[leading_count(messages) :])
 
 
 def _quoted(ends: list[End], votes: Callable[[], dict[str, int]]) -> list[End]:

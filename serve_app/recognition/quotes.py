@@ -43,6 +43,9 @@ ALWAYS_READ = 3
 """The newest message, the oldest and the second newest are looked at in any case: debaters' answers are as long."""
 
 LEAST_LINE_CHARS = 24
+LEAST_LINE_SIGNS = 16
+"""Of Chinese, Japanese and Korean, which say as much with fewer (see `worth`)."""
+
 LEAST_EVIDENCE_CHARS = 40
 ANSWER_WEIGHT = 4
 LEAST_QUOTED = 0.5
@@ -59,6 +62,7 @@ _MARKS = " \t\r*-#>`.0123456789()[]"
 """Stripped from the head of a line: lists are numbered anew when they are quoted."""
 
 _STOPS = ". *`\r\t"
+_WIDE_STOPS = "：。！？；"
 
 _ADDRESS = "You are "
 """How a role that one agent describes is handed to another."""
@@ -117,7 +121,7 @@ class QuoteIndex:
                 seen = known_lines.get(key)
                 if seen is None:
                     continue
-                size = len(text)
+                size = worth(text)
                 if seen.is_common:
                     if seen.waits_in is not None:
                         waiting[seen.waits_in] += size
@@ -170,7 +174,7 @@ class QuoteIndex:
         handed_over.move_to_end((session, speaker))
         self._handed_over.trim(tenant)
         known = self._lines.part(tenant)
-        answered = sum(map(len, lines.values()))
+        answered = sum(map(worth, lines.values()))
         for key in lines:
             seen = _at(known, key, session)
             seen.answered = seen.answered or not seen.senders
@@ -291,6 +295,8 @@ def _whole_lines(text: str) -> list[str]:
     text = text.replace(":", ".")
     if "." in text:
         text = "\n".join(text.rsplit(". "))
+    if not text.isascii():
+        return _wide_lines(text)
     lines = [
         bare
         for line in text.split("\n")
@@ -299,3 +305,19 @@ def _whole_lines(text: str) -> list[str]:
     if _ADDRESS not in text:
         return lines
     return [bare for line in lines if len(bare := line.removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS]
+
+
+def _wide_lines(text: str) -> list[str]:
+    for stop in _WIDE_STOPS:
+        text = text.replace(stop, "\n")
+    bare = (
+        line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
+        for line in text.split("\n")
+        if len(line) >= LEAST_LINE_SIGNS
+    )
+    return [line for line in bare if worth(line) >= LEAST_LINE_CHARS]
+
+
+def worth(text: str) -> int:
+    """Characters; one that takes three bytes counts as one and a half, since it says more than a letter."""
+    return len(text) if text.isascii() else max(len(text), len(text.encode()) // 2)
