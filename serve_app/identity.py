@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
@@ -60,6 +61,9 @@ AGENT_FIELDS = (
 FINAL_HEADERS = ("x-dynamo-session-final",)
 FINAL_FIELDS = (("nvext", "agent_context", "trajectory_final"),)
 
+MAX_TEXTS_WITH_TOOLS = 4096
+"""System texts whose tools are remembered; the one not sent for longest is forgotten."""
+
 LABEL_CHARS = 48
 LABEL_FROM_CHARS = 4096
 """How far into a system text a name for it is looked for."""
@@ -89,12 +93,13 @@ class Identity(NamedTuple):
 
 
 class _Agent(NamedTuple):
-    """`text` is the digest of a chat's leading system text and tools, where that decided."""
+    """`text` is the digest of a chat's leading system text and tools, where that decided; `parts` of each of them."""
 
     id: str
     source: str
     label: str
     text: str | None = None
+    parts: tuple[bytes, bytes] | None = None
 
     @property
     def speaker(self) -> str:
@@ -122,6 +127,7 @@ class IdentityResolver:
         self.conversations = ConversationIndex() if conversations is None else conversations
         self.quotes = QuoteIndex()
         self.templates = TemplateIndex(self.quotes.is_session_text)
+        self._tools: FairMap[bytes, bytes] = FairMap(MAX_TEXTS_WITH_TOOLS)
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
         """`headers` as of `fold_headers`; `body` is the parsed and validated JSON object."""
@@ -154,6 +160,7 @@ class IdentityResolver:
             self.conversations.record(resolved.claim, identity.session, speaker)
         self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, speaker, gone_on)
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
+        self._note_tools(identity.tenant, resolved.agent.parts)
 
     def answered(self, resolved: Resolved, text: str, turn: int | None = None, is_cut: bool = False) -> None:
         """Remember what an accepted request was answered: its next request and other agents of its session repeat it.
@@ -190,8 +197,9 @@ class IdentityResolver:
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
-        of_tools = self._digests.of_tools(tools)
-        content = self._digests.of_text(system) + of_tools
+        of_text = self._digests.of_text(system)
+        of_tools = self._digests.of_tools(tools) or self._tools_left_out(tenant, of_text, messages)
+        content = of_text + of_tools
         label = _label(system)
         if not system:
             role = role_of_first_user(messages)
@@ -203,7 +211,23 @@ class IdentityResolver:
         text = (scope + content).hex()
         template = self.templates.name_of(tenant, text, scope + of_tools, lambda: (reading.system, reading.asked))
         known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
-        return _Agent(self._id("a", tenant, known_as), "content", label, text)
+        return _Agent(self._id("a", tenant, known_as), "content", label, text, (of_text, of_tools))
+
+    def _tools_left_out(self, tenant: str, of_text: bytes, messages: list[dict[str, Any]]) -> bytes:
+        """An agent's tools where it looks back on what they gave and doesn't send them, as AutoGen's reflection."""
+        tools = self._tools.get(tenant, of_text)
+        return tools if tools and any(message.get("tool_calls") for message in messages) else b""
+
+    def _note_tools(self, tenant: str, parts: tuple[bytes, bytes] | None) -> None:
+        """A text that was sent with several sets of tools is several agents': then none of them is guessed."""
+        if parts is None or not parts[1]:
+            return
+        known = self._tools.part(tenant)
+        of_text, of_tools = parts
+        if known.setdefault(of_text, of_tools) != of_tools:
+            known[of_text] = b""
+        known.move_to_end(of_text)
+        self._tools.trim(tenant)
 
     def _session(
         self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any], reading: Reading

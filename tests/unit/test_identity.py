@@ -119,6 +119,23 @@ def test_agent_by_content(resolver: IdentityResolver) -> None:
     assert who(resolver, chat(system="You code.", tools=tools)).agent != base
 
 
+def test_an_agent_that_looks_back_without_its_tools_is_the_same(resolver: IdentityResolver) -> None:
+    """AutoGen's `reflect_on_tool_use`. An agent of the same words that never called a tool is another one."""
+    tools = [{"type": "function", "function": {"name": "look", "description": "Looks."}}]
+    asked = chat("What is there?", system="You help.")["messages"]
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "look"}}]}
+    looked = [*asked, called, {"role": "tool", "tool_call_id": "1", "content": "a boat"}]
+    first = who(resolver, {"messages": asked, "tools": tools})
+    reflection = who(resolver, {"messages": looked})
+    assert (reflection.agent, reflection.session) == (first.agent, first.session)
+    assert who(resolver, {"messages": asked}).agent != first.agent
+    strangers = who(resolver, {"messages": looked}, tenant="u"), who(resolver, {"messages": asked}, tenant="u")
+    assert strangers[0].agent == strangers[1].agent, "it is unknown there"
+    other = [{"type": "function", "function": {"name": "book", "description": "Books."}}]
+    second = who(resolver, {"messages": asked, "tools": other})
+    assert who(resolver, {"messages": looked}).agent not in (first.agent, second.agent), "either of two"
+
+
 def test_clock_lines_do_not_make_agents(resolver: IdentityResolver) -> None:
     text = "You are careful.\nCurrent date and time: Monday, March 9, 2026 at 06:00:{} PM PDT\nBe brief."
     assert who(resolver, chat(system=text.format("31"))).agent == who(resolver, chat(system=text.format("33"))).agent
