@@ -172,11 +172,11 @@ def _continued(
         if not ends:
             continue
         runs = _runs_answered_alike(ends, taken) if taken is not None and count == len(keys) else []
-        if len(ends) > 1 and length < len(keys):
-            ends = _answered_so(ends, turn_of_message(history[length]))
         quoted = _quoted(ends, votes)
         if quoted and taken is None:
             return _choose(quoted, agent), length
+        if len(ends) > 1 and length < len(keys):
+            ends = _answered_so(ends, turn_of_message(history[length]))
         repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
         after = taken.number if taken is not None else -1
         waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
