@@ -224,6 +224,11 @@ def _adopt(text: _Text, template: Template) -> None:
 
 
 def _share(text: _Text, other: _Text) -> float:
-    """How much of the longer text the two have in common."""
-    common = sum(size for key, size in text.lines.items() if key in other.lines)
-    return common / max(sum(text.lines.values()), sum(other.lines.values()), 1)
+    """How much of the longer system text the two have in common."""
+    said, others = _sizes(text), _sizes(other)
+    common = sum(size for key, size in said.items() if key in others)
+    return common / max(sum(said.values()), sum(others.values()), 1)
+
+
+def _sizes(text: _Text) -> dict[int, int]:
+    return {key: text.lines[key] for key in text.system}
