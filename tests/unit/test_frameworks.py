@@ -12,6 +12,8 @@ import pytest
 
 from runtime_actor.transitions import TransitionModel
 from serve_app.hints import read_hints
+from serve_app.http.field_checks import CHAT, check_fields
+from serve_app.http.route_fields import check_own
 from serve_app.identity import Identity, IdentityResolver, fold_headers
 from serve_app.recognition.answers import AnswerText
 from tests.framework_kit import EXAMPLES, FIXTURES
@@ -84,6 +86,13 @@ def test_the_recording_is_of_this_example(name: str) -> None:
     assert {one.agent for one in sent} == set(EXAMPLES[name].agents)
     assert all(one.agent == EXAMPLES[name].agent_of(one.body) for one in sent)
     assert all(not read_hints(one.headers, one.body)[1].outcomes for one in sent), "it sends hints by itself"
+
+
+def test_no_field_that_it_sends_is_refused(name: str) -> None:
+    for one in recorded(name):
+        fields = {field: value for field, value in one.body.items() if value is not None}
+        check_fields(CHAT, fields)
+        check_own(CHAT, fields)
 
 
 def test_each_agent_is_one_agent_in_every_turn_and_session(name: str, resolver: IdentityResolver) -> None:
