@@ -115,6 +115,7 @@ _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?![\w])")
 
 _UUID_HERE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE)
 _PIECE = re.compile(r"[0-9A-Za-z+/]+={0,2}")
+_DASHED = re.compile(r"[0-9A-Za-z]+(?:[_-]+[0-9A-Za-z]+)+")
 _ID_CHARS = frozenset(string.ascii_letters + string.digits + "_+/-")
 _DIGITS = re.compile(r"[0-9]+")
 _TO_LAST_DIGIT = re.compile(r".*\d", re.DOTALL)
@@ -266,6 +267,10 @@ def _id_at(text: str, at: int, end: int, done: int) -> tuple[Span | None, int]:
     uuid = _UUID_HERE.match(text, start)
     if uuid is not None:
         return uuid.span(), uuid.end()
+    head = 1 + max(start - 1, text.rfind("/", start, at), text.rfind("+", start, at))
+    whole = _DASHED.match(text, head, at + MAX_TOKEN_CHARS)
+    if whole is not None and _is_random(whole.group()):
+        return whole.span(), whole.end()
     for piece in _PIECE.finditer(text, start, at + MAX_TOKEN_CHARS):
         if piece.end() > at:
             is_id = piece.start() <= at and _is_id(text, *piece.span())
@@ -278,25 +283,20 @@ def _is_id(text: str, start: int, end: int) -> bool:
     digits = sum(map(str.isdigit, token))
     if _NAMED.search(text, max(0, start - 24), start):
         return len(token) >= 4 and digits >= 2 and _WORD_AND_NUMBER.match(token) is None
-    changes = _changes(token)
-    if (
-        changes >= 3
-        and len(token) >= LEAST_JOINED_CHARS
-        and digits >= 2
-        and _JOINED.search(text, max(0, start - 24), start)
-    ):
+    if len(token) < LEAST_JOINED_CHARS or digits < 2:
+        return False
+    if text[start - 1 : start] == "_" and _JOINED.search(text, max(0, start - 24), start) and _changes(token) >= 3:
         return True
     if len(token) < LEAST_ID_CHARS or digits < 3 or digits == len(token):
         return False
-    if _HEX.match(token) or _ULID.match(token):
-        return True
-    if len(token) < LEAST_BASE64_CHARS:
+    return bool(_HEX.match(token) or _ULID.match(token)) or _is_random(token)
+
+
+def _is_random(token: str) -> bool:
+    """Whether upper and lower case and digits change as often as in base64."""
+    if len(token) < LEAST_BASE64_CHARS or sum(map(str.isdigit, token)) < 3:
         return False
-    return changes >= LEAST_CHANGES * sum(map(str.isalnum, token))
-
-
-def _is_joined(text: str, at: int) -> bool:
-    return text[at - 1 : at] == "_" and _JOINED.search(text, max(0, at - 24), at) is not None
+    return _changes(token) >= LEAST_CHANGES * sum(map(str.isalnum, token))
 
 
 def _changes(token: str) -> int:
