@@ -110,6 +110,7 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _JOINED = re.compile(rf"(?<![^\W_])(?:{_NOUN}|chatcmpl|resp|wf|toolu)_\Z", re.IGNORECASE)
+_NOUN_AT_HEAD = re.compile(rf"(?:{_NOUN}|chatcmpl|resp|wf|toolu)[_-]", re.IGNORECASE)
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?![\w])")
 """A folder or file as Python's `tempfile` names it."""
 
@@ -269,7 +270,7 @@ def _id_at(text: str, at: int, end: int, done: int) -> tuple[Span | None, int]:
         return uuid.span(), uuid.end()
     head = 1 + max(start - 1, text.rfind("/", start, at), text.rfind("+", start, at))
     whole = _DASHED.match(text, head, at + MAX_TOKEN_CHARS)
-    if whole is not None and _is_random(whole.group()):
+    if whole is not None and _is_random(whole.group()) and not _NOUN_AT_HEAD.match(whole.group()):
         return whole.span(), whole.end()
     for piece in _PIECE.finditer(text, start, at + MAX_TOKEN_CHARS):
         if piece.end() > at:
