@@ -164,6 +164,7 @@ def _continued(
     """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
     taken: End | None = None
     count = 0
+    is_repeated = False
     if known.keys().isdisjoint(keys):
         return None, 0
     for length in range(len(keys) if has_assistant else len(keys) - 1, 0, -1):
@@ -171,13 +172,14 @@ def _continued(
         ends = known.get(key)
         if not ends:
             continue
-        runs = _runs_answered_alike(ends, taken) if taken is not None and count == len(keys) else []
+        runs = _runs_answered_alike(ends, taken) if taken is not None and is_repeated else []
         quoted = _quoted(ends, votes)
         if quoted and taken is None:
             return _choose(quoted, agent), length
         if len(ends) > 1 and length < len(keys):
             ends = _answered_so(ends, turn_of_message(history[length]))
-        repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
+        repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else set()
+        is_repeated = is_repeated or bool(repeated)
         after = taken.number if taken is not None else -1
         waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
         waiting = waiting or runs

@@ -284,3 +284,17 @@ def test_an_answer_that_was_changed_tells_nothing() -> None:
     for session in sessions:
         session.add(runs.send([user("hi"), reply("Calling: it"), user("more")], "x"))
     assert [len(session) for session in sessions] == [1, 1] and sessions[0] != sessions[1]
+
+
+def test_agents_that_ask_at_once_stay_in_their_run_beside_one_that_was_answered_alike() -> None:
+    """The third comes while the second is on its way from where the first left off: none repeats its own request."""
+    index = ConversationIndex()
+    for number in range(2):
+        opened = index.match("t", "lead", [user("Repair the mill.")])
+        index.record(opened, f"s{number}", "lead")
+        index.answered(opened, turn_of(["All of you."]), False)
+    history = [user("Repair the mill."), reply("All of you."), user("Say what you need.")]
+    first = index.match("t", "miller", history)
+    index.record(first, "s0", "miller")
+    others = [index.match("t", agent, history) for agent in ("carpenter", "smith")]
+    assert [claim.session for claim in (first, *others)] == ["s0"] * 3
