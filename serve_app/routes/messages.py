@@ -33,11 +33,13 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 ENDED, CALLED = "end_turn", "tool_use"
 """OpenAI ends an answer that calls the tool it was told to with `stop`, Anthropic as any call; clients go by it."""
 
-SAMPLING = (
+ENGINES_OWN = (
+    *("session_id", "priority", "request_id"),
     *("seed", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens"),
     *("ignore_eos", "stop_token_ids", "bad_words", "allowed_token_ids", "structured_outputs"),
 )
-"""The engine's own fields that Anthropic's class doesn't have: under their names in a chat completion."""
+"""Fields that Anthropic's class doesn't have, under their names in a chat completion. The first three are only checked:
+the gateway sets its own."""
 
 
 class _Converter(AnthropicServingMessages):
@@ -59,8 +61,8 @@ class MessagesRoute(Route):
         preparation.check_numbers(MESSAGES, fields, limits)
         check_own(MESSAGES, fields)
         check_blocks(fields, limits.modalities)
-        sampling = {name: fields[name] for name in SAMPLING if name in fields}
-        return preparation.prepare(CHAT, {**sampling, **chat_body(AnthropicMessagesRequest, fields)}, limits)
+        own = {name: fields[name] for name in ENGINES_OWN if name in fields}
+        return preparation.prepare(CHAT, {**own, **chat_body(AnthropicMessagesRequest, fields)}, limits)
 
     def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
         _keep_whole_calls(first)

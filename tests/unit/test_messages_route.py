@@ -110,6 +110,14 @@ def test_the_engines_own_sampling_fields_reach_it() -> None:
     assert sent(structured_outputs={"regex": "a+"}).structured_outputs.regex == "a+"
 
 
+@pytest.mark.parametrize(
+    "fields", [{"session_id": 5}, {"priority": "high"}, {"request_id": []}, {"cache_salt": ""}, {"seed": "one"}]
+)
+def test_a_field_of_the_engine_of_a_wrong_type_is_named(fields: dict[str, Any]) -> None:
+    got = Bench().ask("POST", PATH, json=body(**fields))
+    assert got.status_code == 400 and got.json()["error"]["param"] == next(iter(fields)), got.text
+
+
 def test_an_empty_list_of_tools_and_no_model() -> None:
     """As Claude Code asks for a title."""
     request = sent(tools=[])
