@@ -166,8 +166,7 @@ def _without_noise(tools: list[Any]) -> list[Any]:
 
 def _with_plain_description(tool: Any) -> Any:
     function = tool.get("function") if isinstance(tool, dict) else None
-    text = function.get("description") if isinstance(function, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(function, dict) or not isinstance(text := function.get("description"), str):
         return tool
     return {**tool, "function": {**function, "description": canonical_text(text)}}
 

@@ -152,8 +152,8 @@ def _whole_answer(item: dict[str, Any]) -> dict[str, Any]:
     parts = item.get("content")
     if item.get("role") != "assistant" or not isinstance(parts, list) or len(parts) < 2:
         return item
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts):
         raise bad_request("`input`: an assistant's turn must have text alone.", "input", "unsupported_content")
     return {**item, "content": [{**parts[0], "text": "".join(texts)}]}
 

@@ -150,6 +150,7 @@ def test_an_answer_that_was_cut_is_not(bench: Bench) -> None:
     bench.handle.items = [RequestAccepted("r1", 40, 0).to_wire(), CHUNK, ActorDiedError()]
     assert "unavailable" in bench.chat(stream=True).text
     assert ends(bench) == [(False, True)]
+    bench.handle.cancelled = 0
     test_a_stream_that_is_never_read_gives_its_place_back(bench)
     assert ends(bench) == [(False, True)] * 2
 
