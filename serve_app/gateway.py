@@ -313,7 +313,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
         if stream:
             heard = flight.answer.heard(flight.ticket.stream(exchange.events(opened)))
             return EventStream(route.stream(heard, flight.accepted), headers, lambda: self._finish(flight))
-        exchange.call = None
+        exchange.end()
         content = route.answer(opened.first, flight.accepted)
         flight.ticket.content(content)
         flight.answer.add_response(content)
@@ -333,13 +333,14 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
 
     def _finish(self, flight: Flight) -> None:
         """Give everything back; called once a request, whatever became of it."""
+        is_cut = flight.exchange is None or not flight.exchange.is_over
         if flight.exchange is not None:
             flight.exchange.close()
         flight.ticket.leave()
         flight.slot.free()
         identity = flight.identity
         if flight.announced:
-            self._identities.answered(flight.resolved, str(flight.answer))
+            self._identities.answered(flight.resolved, str(flight.answer), flight.answer.turn, is_cut)
             self._quotas.take_tokens(identity.tenant, flight.answer.streamed_events)
         if identity.ends_session and flight.announced:
             self._end_session(identity.tenant, identity.workload, identity.session)

@@ -57,6 +57,7 @@ class Exchange:
 
     `send` is given the fields, and whether the call before failed with its replica: a dead engine's replica stands
     in the ranking until Serve has noticed, and what was cached there would draw the second call to it too.
+    `is_over`: the answer has come to its own end.
     """
 
     send: Callable[[dict[str, Any], bool], Call]
@@ -67,10 +68,16 @@ class Exchange:
     started_s: float = field(default_factory=time.monotonic)
     clipped: bool = False
     call: Call | None = None
+    is_over: bool = False
 
     @property
     def left_s(self) -> float:
         return max(0.0, self.started_s + self.timeout_s - time.monotonic())
+
+    def end(self) -> None:
+        """The whole answer is here."""
+        self.call = None
+        self.is_over = True
 
     def close(self) -> None:
         """End the call in the engine if it is still going on."""
@@ -170,7 +177,7 @@ class Exchange:
                 async with asyncio.timeout(self.left_s):
                     event = await anext(events, None)
                 if event is None:
-                    self.call = None
+                    self.end()
                     return
                 yield event
         except TimeoutError:

@@ -29,17 +29,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
     leading_count,
     leading_system_text,
     strip_billing,
-    text_of,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
+from serve_app.recognition.roles import role_of_first_user
 from serve_app.recognition.templates import TemplateIndex
+from serve_app.recognition.turns import turn_of
 
 SESSION_HEADERS = ("x-session-id", "session-id", "x-dynamo-session-id", "x-claude-code-session-id")
 SESSION_FIELDS = (
@@ -59,26 +61,24 @@ AGENT_FIELDS = (
 FINAL_HEADERS = ("x-dynamo-session-final",)
 FINAL_FIELDS = (("nvext", "agent_context", "trajectory_final"),)
 
+MAX_TEXTS_WITH_TOOLS = 4096
+"""System texts whose tools are remembered; the one not sent for longest is forgotten."""
+
 LABEL_CHARS = 48
+LABEL_FROM_CHARS = 4096
+"""How far into a system text a name for it is looked for."""
+
 PREAMBLE_CHARS = 512
 PREAMBLE_TOKENS = 128
 NEWS_MESSAGES = 2
 """Last messages of a request with a declared session that are compared with other agents' texts."""
-
-MAX_ROLE_CHARS = 256
-_ROLE = re.compile(
-    r"[\s#*]*((?:you are (?:an?|the|our|my|\w+,) |act as |(?:your )?role ?: ?)[^\n]*?[^\n](?=[.!?](?:\s|\Z)|\n))",
-    re.IGNORECASE,
-)
-"""A role at the head of a user's message, to the end of its sentence or line: 'You are given ...' is a task."""
 
 SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
 
 _ABSENT = frozenset({"", "null", "none", "undefined", "nil"})
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Who a request belongs to. Sources are the header or field that decided, `content` or `new`."""
 
     tenant: str
@@ -93,12 +93,13 @@ class Identity:
 
 
 class _Agent(NamedTuple):
-    """`text` is the digest of a chat's leading system text and tools, where that decided."""
+    """`text` is the digest of a chat's leading system text and tools, where that decided; `parts` of each of them."""
 
     id: str
     source: str
     label: str
     text: str | None = None
+    parts: tuple[bytes, bytes] | None = None
 
     @property
     def speaker(self) -> str:
@@ -126,6 +127,7 @@ class IdentityResolver:
         self.conversations = ConversationIndex() if conversations is None else conversations
         self.quotes = QuoteIndex()
         self.templates = TemplateIndex(self.quotes.is_session_text)
+        self._tools: FairMap[bytes, bytes] = FairMap(MAX_TEXTS_WITH_TOOLS)
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
         """`headers` as of `fold_headers`; `body` is the parsed and validated JSON object."""
@@ -158,10 +160,18 @@ class IdentityResolver:
             self.conversations.record(resolved.claim, identity.session, speaker)
         self.quotes.note(identity.tenant, resolved.lines, identity.session, identity.agent, speaker, gone_on)
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
+        self._note_tools(identity.tenant, resolved.agent.parts)
 
-    def answered(self, resolved: Resolved, text: str) -> None:
-        """Remember what an accepted request was answered: other agents of its session may repeat it."""
-        if resolved.accepted and text:
+    def answered(self, resolved: Resolved, text: str, turn: int | None = None, is_cut: bool = False) -> None:
+        """Remember what an accepted request was answered: its next request and other agents of its session repeat it.
+
+        `turn`: as of `AnswerText`, else of the text alone. `is_cut`: the client went away, or an error ended it.
+        """
+        if not resolved.accepted:
+            return
+        if resolved.claim is not None:
+            self.conversations.answered(resolved.claim, turn_of((text,)) if turn is None else turn, is_cut)
+        if text:
             identity = resolved.identity
             lines = lines_of_answer(text)
             self.quotes.note_answer(identity.tenant, lines, identity.session, resolved.agent.speaker)
@@ -187,11 +197,12 @@ class IdentityResolver:
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
-        of_tools = self._digests.of_tools(tools)
-        content = self._digests.of_text(system) + of_tools
-        label = _label(strip_billing(system[:4096]))
+        of_text = self._digests.of_text(system)
+        of_tools = self._digests.of_tools(tools) or self._tools_left_out(tenant, of_text, messages)
+        content = of_text + of_tools
+        label = _label(system)
         if not system:
-            role = _role_of_first_user(messages)
+            role = role_of_first_user(messages)
             if role:
                 content = self._digests.of_text(role) + of_tools
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
@@ -200,7 +211,23 @@ class IdentityResolver:
         text = (scope + content).hex()
         template = self.templates.name_of(tenant, text, scope + of_tools, lambda: (reading.system, reading.asked))
         known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
-        return _Agent(self._id("a", tenant, known_as), "content", label, text)
+        return _Agent(self._id("a", tenant, known_as), "content", label, text, (of_text, of_tools))
+
+    def _tools_left_out(self, tenant: str, of_text: bytes, messages: list[dict[str, Any]]) -> bytes:
+        """An agent's tools where it looks back on what they gave and doesn't send them, as AutoGen's reflection."""
+        tools = self._tools.get(tenant, of_text)
+        return tools if tools and any(message.get("tool_calls") for message in messages) else b""
+
+    def _note_tools(self, tenant: str, parts: tuple[bytes, bytes] | None) -> None:
+        """A text that was sent with several sets of tools is several agents': then none of them is guessed."""
+        if parts is None or not parts[1]:
+            return
+        known = self._tools.part(tenant)
+        of_text, of_tools = parts
+        if known.setdefault(of_text, of_tools) != of_tools:
+            known[of_text] = b""
+        known.move_to_end(of_text)
+        self._tools.trim(tenant)
 
     def _session(
         self, tenant: str, agent: _Agent, headers: Mapping[str, str], body: Mapping[str, Any], reading: Reading
@@ -260,13 +287,23 @@ class _Once:
 
 
 def fold_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Lower-case names with `_` as `-`; of repeated names the first that says something."""
+    """Lower-case names with `_` as `-`; of repeated names the first that says something.
+
+    Values are read as UTF-8, as a body is, where they can be: one id is one session in either.
+    """
     folded: dict[str, str] = {}
     for name, value in raw:
         key = name.decode("latin-1").lower().replace("_", "-")
-        if not folded.get(key, "").strip():
-            folded[key] = value.decode("latin-1")
+        if folded.get(key, "").strip().lower() in _ABSENT:
+            folded[key] = _decoded(value)
     return folded
+
+
+def _decoded(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def declared_value(value: Any) -> str | None:
@@ -305,14 +342,6 @@ def _at(body: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return value
 
 
-def _role_of_first_user(messages: list[dict[str, Any]]) -> str:
-    """The sentence that gives a role where there is no system text; empty if the first message gives none."""
-    if messages[0].get("role") != "user":
-        return ""
-    match = _ROLE.match(text_of(messages[0].get("content"))[:MAX_ROLE_CHARS])
-    return match.group(1) if match else ""
-
-
 def _first_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first message of a user, which may hold a role's fixed text."""
     return list(itertools.islice((message for message in messages if message.get("role") == "user"), 1))
@@ -338,8 +367,12 @@ def preamble_of(prompt: Any) -> tuple[str, str]:
 
 def _label(text: str) -> str:
     """A short readable name: the first line that says something, without control characters."""
-    for line in text[:2048].splitlines():
-        clean = line[: 2 * LABEL_CHARS].strip()
+    start = 0
+    while start < min(len(text), LABEL_FROM_CHARS):
+        stop = text.find("\n", start, start + LABEL_FROM_CHARS)
+        stop = stop if stop >= 0 else start + LABEL_FROM_CHARS
+        clean = strip_billing(text[start : min(stop, start + 2 * LABEL_CHARS)]).strip()
+        start = stop + 1
         if not clean.isprintable():
             clean = "".join(char if char.isprintable() else " " for char in clean).strip()
         if clean:

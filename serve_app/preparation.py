@@ -14,7 +14,16 @@ from pydantic import BaseModel, ValidationError
 from serve_app.engine_api import MAX_STOP_STRINGS, ChatCompletionRequest, CompletionRequest, VLLMClientError
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import bad_request, from_pydantic
-from serve_app.http.field_checks import CHAT, COMPLETIONS, check_fields, check_prompt, check_role, check_tool_calls
+from serve_app.http.field_checks import (
+    CHAT,
+    COMPLETIONS,
+    check_fields,
+    check_prompt,
+    check_role,
+    check_tool_calls,
+    prompt_count,
+)
+from serve_app.http.route_fields import check_own
 from serve_app.http.structured_outputs import check_structured_outputs
 from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 
@@ -42,6 +51,7 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
     fields = {name: value for name, value in body.items() if value is not None}
     check_fields(endpoint, fields, MAX_STOP_STRINGS)
     check_numbers(endpoint, fields, limits)
+    check_own(endpoint, fields)
     if fields.get("use_beam_search"):
         raise bad_request("`use_beam_search` is not supported here.", "use_beam_search", "unsupported_value")
     if endpoint == CHAT:
@@ -137,7 +147,7 @@ def without_billing(content: Any) -> Any:
         return strip_billing(content)
     kept: list[Any] = []
     for part in content:
-        text = part if isinstance(part, str) else part.get("text")
+        text = part.get("text") if isinstance(part, dict) else part
         stripped = strip_billing(text) if isinstance(text, str) else text
         if stripped == text:
             kept.append(part)
@@ -189,6 +199,10 @@ def check_numbers(endpoint: str, fields: dict[str, Any], limits: Limits) -> None
     choices = fields.get("n")
     if isinstance(choices, int) and not 1 <= choices <= limits.max_choices:
         raise bad_request(f"`n` must be from 1 to {limits.max_choices}.", "n", "invalid_value")
+    asked = prompt_count(fields.get("prompt")) * (choices if isinstance(choices, int) else 1)
+    if endpoint == COMPLETIONS and asked > limits.max_choices:
+        message = f"`prompt` asks for {asked} choices; at most {limits.max_choices} are allowed in one request."
+        raise bad_request(message, "prompt", "invalid_value")
     if "stream_options" in fields and not fields.get("stream"):
         raise bad_request("`stream_options` needs `stream` to be true.", "stream_options", "invalid_value")
 

@@ -154,9 +154,12 @@ def _text(item: Any) -> str:
 
 
 def _client_event(text: str, cached_tokens: int | None) -> str:
-    """Unchanged unless it carries usage, which is then completed."""
-    if cached_tokens is None or '"usage":{' not in text or '"choices":[]' not in text:
+    """Unchanged unless it carries usage, which is then completed. Named events are Responses', whose usage is whole."""
+    if cached_tokens is None or '"usage":{' not in text or not text.startswith("data: "):
         return text
+    if '"prompt_tokens_details"' not in text:
+        # One in each chunk (`continuous_usage_stats`). What a model or a client says has its quotes escaped.
+        return text.replace('"usage":{', f'"usage":{{"prompt_tokens_details":{{"cached_tokens":{cached_tokens}}},')
     parts = []
     for payload in events(text):
         parsed = None if payload == "[DONE]" else _parsed(payload)

@@ -15,6 +15,7 @@ from serve_app.engine_api import (
     TokenizeCompletionRequest,
 )
 from serve_app.generation import Exchange
+from serve_app.http.blocks import check_blocks
 from serve_app.http.field_checks import CHAT
 from serve_app.http.input import read_object
 from serve_app.routes.messages import chat_body
@@ -40,7 +41,9 @@ class UtilityEndpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """Of a Messages request, which /tokenize counts as the chat completion it is served as."""
-        fields = chat_body(AnthropicCountTokensRequest, await self._utility_body(request))
+        body = await self._utility_body(request)
+        check_blocks(body, self._limits.modalities)
+        fields = chat_body(AnthropicCountTokensRequest, body)
         fields["messages"] = preparation.checked_messages(fields["messages"], self._limits.modalities)
         counted = await self._utility(
             "tokenize", preparation.parsed(TokenizeChatRequest, fields), self._caller(request).tenant

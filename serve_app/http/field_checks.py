@@ -42,6 +42,7 @@ _ABOVE_ZERO: Mapping[str, float] = {"top_p": 1.0, "repetition_penalty": math.inf
 """The highest value of what must not be 0."""
 
 STOPS = ("stop", "stop_sequences")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 BIAS = 100
 FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
@@ -63,10 +64,18 @@ def check_fields(endpoint: str, fields: Mapping[str, Any], max_stops: int = 4) -
             raise bad_request(f"`{name}` must be more than 0{most}.", name, "invalid_value")
         if name in STOPS:
             _check_stops(name, value, max_stops)
+    _check_stream_options(fields.get("stream_options") or {})
     if "logit_bias" in fields:
         _check_bias(fields["logit_bias"])
     if "response_format" in fields:
         check_format(fields["response_format"], "response_format")
+
+
+def _check_stream_options(options: Mapping[str, Any]) -> None:
+    for name in STREAM_OPTIONS:
+        if options.get(name) is not None and not isinstance(options[name], bool):
+            where = f"stream_options.{name}"
+            raise bad_request(f"`{where}` must be true or false.", where, "invalid_value")
 
 
 def _check_stops(name: str, value: Any, most: int) -> None:
@@ -141,13 +150,18 @@ def check_prompt(prompt: Any) -> None:
                 raise bad_request(message, f"prompt[{index}]", "invalid_value")
 
 
+def prompt_count(prompt: Any) -> int:
+    """How many prompts a completion has: token ids in a row are one."""
+    return len(prompt) if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else 1
+
+
 def _is_token_id(item: Any) -> bool:
     return _fits("an integer", item) and 0 <= item <= MAX_TOKEN_ID
 
 
 def _expected(endpoint: str, name: str) -> str:
     if name == "logprobs":
-        return "true or false" if endpoint == CHAT else "an integer"
+        return {CHAT: "true or false", COMPLETIONS: "an integer"}.get(endpoint, "")
     if name in _BOOLS:
         return "true or false"
     if name in _INTEGERS:

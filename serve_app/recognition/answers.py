@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 
 from serve_app.recognition.quotes import MAX_TEXT_CHARS
+from serve_app.recognition.turns import arguments_of, turn_of
 from serve_app.streaming import events
 
 
 class _Function(msgspec.Struct):
+    name: str | None = None
     arguments: str | None = None
 
 
@@ -27,18 +29,25 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
 
 
+class _Item(msgspec.Struct):
+    type: str = ""
+    name: str | None = None
+
+
 class _Chunk(msgspec.Struct):
     """A chat completion's chunk, or an event of Responses."""
 
     choices: list[_Choice] = []
     type: str = ""
     delta: str | None = None
+    item: _Item | None = None
 
 
 _decoder: msgspec.json.Decoder[_Chunk] = msgspec.json.Decoder(_Chunk)
 
 _TEXT_EVENT = "response.output_text.delta"
 _ARGUMENTS_EVENT = "response.function_call_arguments.delta"
+_ITEM_EVENT = "response.output_item.added"
 
 
 class AnswerText:
@@ -50,23 +59,44 @@ class AnswerText:
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._chars = 0
+        self._turn: list[str] = []
+        self._turn_chars = 0
         self.streamed_events = 0
         """Events of a stream with content: about the tokens that were made."""
 
     def __str__(self) -> str:
         return "".join(self._parts)
 
+    @property
+    def turn(self) -> int | None:
+        """See `turns.turn_of`."""
+        return turn_of(self._turn) if self._turn_chars < MAX_TEXT_CHARS else None
+
     def add(self, text: Any) -> None:
-        if isinstance(text, str) and text and self._chars < MAX_TEXT_CHARS:
-            self._parts.append(text[: MAX_TEXT_CHARS - self._chars])
-            self._chars += len(self._parts[-1])
+        if isinstance(text, str):
+            self._add_to_turn(text)
+            self._add_line(text)
+
+    def add_name(self, name: Any) -> None:
+        """Of a tool that is called: no text of the answer's, but part of the turn."""
+        if isinstance(name, str):
+            self._add_to_turn(name)
 
     def add_arguments(self, arguments: Any) -> None:
         """JSON or a piece of it: each string in it is a line of its own."""
-        if isinstance(arguments, dict):
-            arguments = msgspec.json.encode(arguments).decode()
-        if isinstance(arguments, str):
-            self.add(arguments.replace('"', "\n").replace("\\n", "\n"))
+        text = arguments_of(arguments)
+        self._add_to_turn(text)
+        self._add_line(text.replace('"', "\n").replace("\\n", "\n"))
+
+    def _add_line(self, text: str) -> None:
+        if text and self._chars < MAX_TEXT_CHARS:
+            self._parts.append(text[: MAX_TEXT_CHARS - self._chars])
+            self._chars += len(self._parts[-1])
+
+    def _add_to_turn(self, text: str) -> None:
+        if self._turn_chars < MAX_TEXT_CHARS:
+            self._turn.append(text)
+            self._turn_chars += len(text)
 
     def add_response(self, content: Any) -> None:
         """An answer of any route as a plain object; anything else adds nothing."""
@@ -77,13 +107,17 @@ class AnswerText:
         if isinstance(message, dict):
             self.add(message.get("content"))
             for call in message.get("tool_calls") or ():
+                self.add_name(call["function"].get("name"))
                 self.add_arguments(call["function"]["arguments"])
         # Messages have their parts at the top, Responses in the items of their output.
         for holder in (content, *(content.get("output") or ())):
+            if holder.get("type") == "function_call":
+                self.add_name(holder.get("name"))
             self.add_arguments(holder.get("arguments"))
             parts = holder.get("content") if holder.get("type") == "message" else None
             for part in parts if isinstance(parts, list) else ():
                 self.add(part.get("text"))
+                self.add_name(part.get("name"))
                 self.add_arguments(part.get("input"))
 
     async def heard(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -91,7 +125,7 @@ class AnswerText:
         async for event in stream:
             self.streamed_events += event.count('"delta":') + event.count('"text":')
             yield event
-            if self._chars < MAX_TEXT_CHARS:
+            if self._chars < MAX_TEXT_CHARS or self._turn_chars < MAX_TEXT_CHARS:
                 for payload in events(event):
                     self._add_chunk(payload)
 
@@ -104,8 +138,12 @@ class AnswerText:
             self.add(chunk.delta)
         elif chunk.type == _ARGUMENTS_EVENT:
             self.add_arguments(chunk.delta)
+        elif chunk.type == _ITEM_EVENT and chunk.item is not None:
+            self.add_name(chunk.item.name)
         for choice in chunk.choices:
             if choice.index == 0 and choice.delta is not None:
                 self.add(choice.delta.content)
                 for call in choice.delta.tool_calls or ():
-                    self.add_arguments(call.function.arguments if call.function is not None else None)
+                    if call.function is not None:
+                        self.add_name(call.function.name)
+                        self.add_arguments(call.function.arguments)

@@ -14,6 +14,8 @@ request that extends an end continues that session. Rules that keep strangers ap
   same agent's before others, the oldest first; a continued one (a fan-out from one point) or an
   agent's own repeated request (a retry) only if there is no other, and if no other session has since
   come to an earlier point and waits there (the same conversation once more, with the same answers).
+- Where one of them was answered with the very turn that follows, it is that one. A request that is sent once more is
+  such another session's, if one was answered so and waits; only after an answer that was cut is it a retry.
 - Only ends of prompts that were served count, so a few-shot prefix that many clients share doesn't
   join them.
 """
@@ -26,6 +28,8 @@ from typing import Any
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import canonical_json, composed, leading_count, text_of
+from serve_app.recognition.quotes import worth
+from serve_app.recognition.turns import turn_of_message
 
 MAX_ENDS = 32_768
 """Distinct histories remembered; the least recently used is forgotten, its conversation then counts as new."""
@@ -39,13 +43,18 @@ LEAST_TASK_CHARS = 24
 
 @dataclass(slots=True)
 class End:
-    """The end of one accepted prompt; a later one has a higher number."""
+    """The end of one accepted prompt; a later one has a higher number.
+
+    `answer`: the turn that it was answered with, once it was (see `turns.py`); `is_cut`: its answer was cut.
+    """
 
     session: str
     agent: str
     number: int
     claims: int = 0
     continued: bool = False
+    answer: int | None = None
+    is_cut: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +65,8 @@ class End:
 class Claim:
     """One request's hold on the end that it continues; `record` or `release` it exactly once.
 
-    `known_messages`: how many leading messages that end stands for; `has_answer`: an assistant's turn follows them.
+    `known_messages`: how many leading messages that end stands for; `has_answer`: an assistant's turn follows them;
+    `own`: the end that this request left itself.
     """
 
     tenant: str
@@ -65,6 +75,7 @@ class Claim:
     end: End | None = None
     known_messages: int = 0
     has_answer: bool = False
+    own: End | None = None
     settled: bool = field(default=False)
 
     @property
@@ -98,11 +109,12 @@ class ConversationIndex:
         """
         keys, has_assistant = history_keys(tenant, messages)
         known = self._ends.part(tenant)
-        found, count = _continued(known, keys, has_assistant, agent, votes)
+        history = messages[len(messages) - len(keys) :]
+        found, count = _continued(known, keys, has_assistant, agent, votes, history)
         if found is not None:
             found.claims += 1
             known_messages = len(messages) - len(keys) + count
-            follows = messages[known_messages].get("role") if count < len(keys) else None
+            follows = history[count].get("role") if count < len(keys) else None
             return Claim(tenant, found.session, keys[-1], found, known_messages, follows == "assistant")
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)
@@ -121,10 +133,17 @@ class ConversationIndex:
             return
         known = self._ends.part(claim.tenant)
         ends = known.setdefault(claim.key, [])
-        ends.append(End(session, agent, next(self._numbers)))
+        claim.own = End(session, agent, next(self._numbers))
+        ends.append(claim.own)
         del ends[:-MAX_SESSIONS_PER_END]
         known.move_to_end(claim.key)
         self._ends.trim(claim.tenant)
+
+    def answered(self, claim: Claim, turn: int | None, is_cut: bool) -> None:
+        """The request of `claim` was answered so (see `turns.py`), or its answer was cut."""
+        if claim.own is not None:
+            claim.own.is_cut = is_cut
+            claim.own.answer = None if is_cut else turn
 
     def release(self, claim: Claim) -> None:
         """The request was refused: nothing is remembered of it."""
@@ -140,10 +159,12 @@ def _continued(
     has_assistant: bool,
     agent: str,
     votes: Callable[[], dict[str, int]],
+    history: Sequence[dict[str, Any]],
 ) -> tuple[End | None, int]:
     """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
     taken: End | None = None
     count = 0
+    is_repeated = False
     if known.keys().isdisjoint(keys):
         return None, 0
     for length in range(len(keys) if has_assistant else len(keys) - 1, 0, -1):
@@ -151,18 +172,43 @@ def _continued(
         ends = known.get(key)
         if not ends:
             continue
+        runs = _runs_answered_alike(ends, taken) if taken is not None and is_repeated else []
         quoted = _quoted(ends, votes)
         if quoted and taken is None:
             return _choose(quoted, agent), length
-        repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else ()
+        if len(ends) > 1 and length < len(keys):
+            ends = _answered_so(ends, turn_of_message(history[length]))
+        repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else set()
+        is_repeated = is_repeated or bool(repeated)
         after = taken.number if taken is not None else -1
         waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
+        waiting = waiting or runs
         if waiting or taken is None:
             known.move_to_end(key)
             taken, count = _choose(waiting or ends, agent), length
         if waiting:
             break
     return taken, count
+
+
+def _answered_so(ends: list[End], turn: int | None) -> list[End]:
+    """Those that were answered with what follows; else those of whose answer nothing is known, else all."""
+    if turn is None:
+        return ends
+    alike = [end for end in ends if end.answer == turn]
+    return alike or [end for end in ends if end.answer is None] or ends
+
+
+def _runs_answered_alike(ends: list[End], repeated: End) -> list[End]:
+    """Of the ends at an earlier point those of other sessions that were answered there as the repeated request's was.
+
+    They are runs at once, and what was sent once more is the next request of one of them. Not where the answer to
+    it was cut: then it is a retry.
+    """
+    if repeated.is_cut:
+        return []
+    answers = {end.answer for end in ends if end.session == repeated.session and end.answer is not None}
+    return [end for end in ends if end.is_open and end.session != repeated.session and end.answer in answers]
 
 
 def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], bool]) -> str | None:
@@ -176,7 +222,7 @@ def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], b
 
 def _size(messages: list[dict[str, Any]]) -> int:
     """Characters that an opening says."""
-    return sum(len(text_of(message.get("content"))) for message in messages[leading_count(messages) :])
+    return sum(worth(text_of(message.get("content"))) for message in messages[leading_count(messages) :])
 
 
 def _quoted(ends: list[End], votes: Callable[[], dict[str, int]]) -> list[End]:

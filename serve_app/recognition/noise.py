@@ -18,8 +18,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from serve_app.recognition import calendar_words as words
+
 LEAST_ID_CHARS = 12
 """A shorter run of letters and digits is a name, unless a word such as `req_` stands before it."""
+
+LEAST_JOINED_CHARS = 8
+"""Behind a word and an underscore, as in `thread_abc123XYZ`: many names of tools and fields look so."""
 
 LEAST_BASE64_CHARS = 16
 LEAST_CHANGES = 0.45
@@ -56,49 +61,38 @@ def _classes() -> bytes:
 
 _CLASSES = _classes()
 
-_MONTHS = (
-    "jan|feb|fév|mar|mär|apr|avr|abr|may|mai|mag|jun|juin|giu|jul|juil|lug|aug|aoû|ago|sep|set|oct|okt|ott|out|nov"
-    "|dec|dez|déc|dic|ene|gen"
-)
-_MONTH = rf"(?:{_MONTHS})[a-zà-ÿ]*"
-_DAY = (
-    r"(?:(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?|(?:mon|diens|donners|frei|sams|sonn)tag"
-    r"|mittwoch|lundi|mardi|mercredi|jeudi|vendredi|samedi|dimanche|lunes|martes|miércoles|jueves|viernes|sábado"
-    r"|domingo)\b"
-)
 _YEAR = r"(?:19|20)\d\d(?!\d)"
-_OF = r"(?: ?(?:of|de|d'|-|/|\.) ?| )"
+_OF = r"(?: ?(?:of|de|d['’]|-|/|\.) ?| )"
 _PART = re.compile(
-    rf"(?P<day>{_DAY})"
+    rf"(?P<day>{words.DAY}|{words.DAY_IN_BRACKETS})"
     r"|(?P<seconds>\d{1,2}:\d\d:\d\d(?:[.,]\d+)?(?: ?[ap]\.?m\b\.?)?)"
+    r"|(?P<stamp>20[0-4]\d[01]\d[0-3]\d[T_-]?[0-2]\d[0-5]\d[0-5]\d(?:[.,]?\d{3,6})?(?!\d|\.\d)"
+    r"|\d{4}-\d\d-\d\d[T_ -]\d\d-\d\d-\d\d(?![\d-]))"
     r"|(?P<time>\d{1,2}:\d\d(?![\d:])(?: ?[ap]\.?m\b\.?| uhr\b)?"
-    r"|\d{1,2} ?(?:[ap]\.m\.|[ap]m\b|uhr\b|o'clock)|\d\d?h\d\d\b)"
+    rf"|\d{{1,2}} ?(?:[ap]\.m\.|[ap]m\b|uhr\b|o'clock)|\d\d?h\d\d\b|{words.TIMES_WITH_SIGNS})"
     r"|(?P<date>\d{4}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{1,2}(?!\d)"
     r"|\d{1,2}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{4}(?!\d)|\d\d?/\d\d?/\d\d(?!\d)|\d\d\.\d\d\.\d\d(?![\d.])"
     r"|\d{4}-w\d\d(?:-\d)?\b|\d{4}-[0-3]\d\d(?!\d)|20[0-4]\d[01]\d[0-3]\d(?!\d)"
-    r"|\d{4} ?年 ?\d{1,2} ?月(?: ?\d{1,2} ?日)?"
-    rf"|\d{{1,2}}(?:st|nd|rd|th|er|\.)?{_OF}{_MONTH}\.?(?:,?{_OF}{_YEAR})?"
-    rf"|{_MONTH}\.? +(?:the )?(?:\d{{1,2}}(?![\d:])(?:st|nd|rd|th)?(?:,? {_YEAR})?|{_YEAR}))"
+    rf"|{words.DATES_WITH_SIGNS}"
+    rf"|\d{{1,2}}(?:st|nd|rd|th|er|º|\.)?{_OF}{words.MONTH}\.?(?:,?{_OF}{_YEAR}{words.AFTER_YEAR})?"
+    rf"|{words.MONTH}\.? +(?:the )?(?:\d{{1,2}}(?![\d:])(?:st|nd|rd|th)?(?:,? {_YEAR})?|{_YEAR}))"
     r"|(?P<epoch>1\d{9}(?:\d{3}){0,3}(?:\.\d+)?(?![\w.-]))"
     rf"|(?P<year>{_YEAR})"
     r"|(?P<zone>(?-i:Z|UTC|GMT|[A-Z]{2,4}T)\b(?:[+-]\d{1,2}(?::?\d\d)?)?|[+-]\d\d:?\d\d)",
     re.IGNORECASE,
 )
-_BETWEEN = re.compile(r"[ ,]*(?:at|um|à|a las|on|the|der|den|le|el) |[ ,T_(-]{1,3}|\. ?|", re.IGNORECASE)
-_BEFORE = re.compile(rf"(?:\b{_DAY}\.?[ ,]*(?:the |der |den |le |el )?)?(?:\b{_MONTH}\.? +(?:the )?)?\Z", re.IGNORECASE)
-
-_WORD = (
-    r"(?:(?<![^\W_])|(?-i:(?<=[a-z])(?=[TDC])))(?:date|time|datetime|timestamp|clock|now|todays?|epoch|unix|ts|datum"
-    r"|uhrzeit|zeit|heute|jetzt|fecha|hora|hoy|ahora|heure|jour|aujourd'hui|maintenant|oggi|adesso|hoje|agora)(?![^\W_])"
-    r"|今天|今日|现在|現在|当前|當前|日期|时间|時間|時刻|日付"
+_BETWEEN = re.compile(words.BETWEEN, re.IGNORECASE)
+_BEFORE = re.compile(
+    rf"(?:{words.DAY}\.?[ ,，、(（]*(?:the |der |den |le |el )?)?(?:\b{words.MONTH}\.? +(?:the )?)?\Z", re.IGNORECASE
 )
+
 _WORD_BEFORE = re.compile(
-    rf"(?:{_WORD})[^\n\d]{{0,48}}(?:\n[^\w]{{0,8}})?\Z|\b(?:it is|it['’]s|currently|as of|es ist|il est|son las) \Z",
-    re.IGNORECASE,
+    rf"(?:{words.CLOCK_WORD})[^\n\d]{{0,48}}(?:\n[^\w]{{0,8}})?\Z|\b(?:{words.IT_IS}) \Z", re.IGNORECASE
 )
 _WORD_AFTER = re.compile(r"\W{0,3}(?:right )?(?:now|today|currently|local time)\b", re.IGNORECASE)
 _WEEKDAY_ALONE = re.compile(
-    rf"oday(?:['’]s date)?(?: is|:) ({_DAY})(?![ ,]*(?:(?:the|der|den|le|el) )?(?:\d|{_MONTH}\.? \d))", re.IGNORECASE
+    rf"oday(?:['’]s date)?(?: is|:) ({words.DAY})(?![ ,]*(?:(?:the|der|den|le|el) )?(?:\d|{words.MONTH}\.? \d))",
+    re.IGNORECASE,
 )
 
 _NOUN = (
@@ -115,8 +109,14 @@ _NAMED = re.compile(
     rf"(?<![^\W_])(?:{_NOUN}|chatcmpl|resp|wf|nonce|uuid|guid)\b[\"'`]*(?:\s{{0,8}}[:=]\s{{0,8}}|[-_])[\"'`]*\Z",
     re.IGNORECASE,
 )
+_JOINED = re.compile(rf"(?<![^\W_])(?:{_NOUN}|chatcmpl|resp|wf|toolu)_\Z", re.IGNORECASE)
+_NOUN_AT_HEAD = re.compile(rf"(?:{_NOUN}|chatcmpl|resp|wf|toolu)[_-]", re.IGNORECASE)
+_TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?![\w])")
+"""A folder or file as Python's `tempfile` names it."""
+
 _UUID_HERE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE)
 _PIECE = re.compile(r"[0-9A-Za-z+/]+={0,2}")
+_DASHED = re.compile(r"[0-9A-Za-z]+(?:[_-]+[0-9A-Za-z]+)+")
 _ID_CHARS = frozenset(string.ascii_letters + string.digits + "_+/-")
 _DIGITS = re.compile(r"[0-9]+")
 _TO_LAST_DIGIT = re.compile(r".*\d", re.DOTALL)
@@ -125,15 +125,8 @@ _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
 _HEX = re.compile(r"(?:[0-9a-f]+|[0-9A-F]+)\Z")
 _WORD_AND_NUMBER = re.compile(r"[A-Za-z]{4,}\d+\Z")
 
-_HEADS = frozenset(
-    head[:3]
-    for head in (
-        *_MONTHS.split("|"),
-        *["mon", "tue", "wed", "thu", "fri", "sat", "sun", "die", "mit", "don", "fre", "sam", "son"],
-        *["lun", "mar", "mer", "jeu", "ven", "dim", "mié", "jue", "vie", "sáb", "dom", "the", "der", "den", "le", "el"],
-    )
-)
-_MOMENTS = frozenset({"seconds", "time", "date", "epoch"})
+_MOMENTS = frozenset({"seconds", "stamp", "time", "date", "epoch"})
+_CLOCKS = frozenset({"seconds", "stamp"})
 
 Span = tuple[int, int]
 
@@ -202,15 +195,17 @@ def _near_digits(text: str) -> Iterator[Span]:
 
 
 def _digit_places(text: str) -> list[int]:
-    """The first digits of words, and those before a letter."""
+    """The first digits of words, those before a letter, and what the text begins with if that is one."""
     # One byte a character, so that places are the same in both.
     shape = np.frombuffer(text.encode("latin-1", "replace").translate(_CLASSES), np.uint8)
     steps = shape[:-1] - shape[1:]
     # A search for one byte takes no time beside the comparison of all.
-    if _STEP not in steps.tobytes():
-        return []
-    (before,) = np.nonzero(steps == _STEP)
-    places: list[int] = np.unique(before + (shape[before] != _DIGIT)).tolist()
+    places: list[int] = []
+    if _STEP in steps.tobytes():
+        (before,) = np.nonzero(steps == _STEP)
+        places = np.unique(before + (shape[before] != _DIGIT)).tolist()
+    if text and shape[0] == _DIGIT and places[:1] != [0]:
+        places.insert(0, 0)
     return places
 
 
@@ -226,8 +221,9 @@ def _moment_at(text: str, start: int, done: int) -> Span | None:
     """The clock whose first digits stand at `start`, with the weekday and month before them."""
     first = _PART.match(text, start, start + MAX_PART_CHARS)
     begin = start
-    words = text[max(done, start - 16) : start].split()
-    if words and words[-1][:3].strip(",.").lower() in _HEADS:
+    preceding = text[max(done, start - 16) : start].split()
+    # Where words aren't set apart by spaces the last of them has to be looked for.
+    if preceding and (preceding[-1][:3].strip(",.").lower() in words.HEADS or not preceding[-1].isascii()):
         before = _BEFORE.search(text, max(done, start - 32), start)
         begin = start if before is None else before.start()
     if begin == start and (first is None or first.lastgroup == "year"):
@@ -243,7 +239,7 @@ def _moment_at(text: str, start: int, done: int) -> Span | None:
         at = end if between is None else between.end()
     if end <= start or not kinds & _MOMENTS:
         return None
-    is_clock = "seconds" in kinds or ("date" in kinds and bool(kinds & {"time", "day"}))
+    is_clock = bool(kinds & _CLOCKS) or ("date" in kinds and bool(kinds & {"time", "day"}))
     return (begin, end) if is_clock or _is_told(text, begin, end) else None
 
 
@@ -262,12 +258,20 @@ def _id_at(text: str, at: int, end: int, done: int) -> tuple[Span | None, int]:
     left = _TOKENS_LEFT.match(text, at)
     if left is not None:
         return left.span(), left.end()
+    folder = text.rfind("/tmp", max(done, at - 11), at)
+    temporary = _TEMPORARY.match(text, folder) if folder >= 0 else None
+    if temporary is not None:
+        return (folder + 4, temporary.end()), temporary.end()
     start = at
     while start > done and at - start < MAX_TOKEN_CHARS and text[start - 1] in _ID_CHARS:
         start -= 1
     uuid = _UUID_HERE.match(text, start)
     if uuid is not None:
         return uuid.span(), uuid.end()
+    head = 1 + max(start - 1, text.rfind("/", start, at), text.rfind("+", start, at))
+    whole = _DASHED.match(text, head, at + MAX_TOKEN_CHARS)
+    if whole is not None and _is_random(whole.group()) and not _NOUN_AT_HEAD.match(whole.group()):
+        return whole.span(), whole.end()
     for piece in _PIECE.finditer(text, start, at + MAX_TOKEN_CHARS):
         if piece.end() > at:
             is_id = piece.start() <= at and _is_id(text, *piece.span())
@@ -280,11 +284,23 @@ def _is_id(text: str, start: int, end: int) -> bool:
     digits = sum(map(str.isdigit, token))
     if _NAMED.search(text, max(0, start - 24), start):
         return len(token) >= 4 and digits >= 2 and _WORD_AND_NUMBER.match(token) is None
+    if len(token) < LEAST_JOINED_CHARS or digits < 2:
+        return False
+    if text[start - 1 : start] == "_" and _JOINED.search(text, max(0, start - 24), start) and _changes(token) >= 3:
+        return True
     if len(token) < LEAST_ID_CHARS or digits < 3 or digits == len(token):
         return False
-    if _HEX.match(token) or _ULID.match(token):
-        return True
-    if len(token) < LEAST_BASE64_CHARS:
+    return bool(_HEX.match(token) or _ULID.match(token)) or _is_random(token)
+
+
+def _is_random(token: str) -> bool:
+    """Whether upper and lower case and digits change as often as in base64."""
+    if len(token) < LEAST_BASE64_CHARS or sum(map(str.isdigit, token)) < 3:
         return False
+    return _changes(token) >= LEAST_CHANGES * sum(map(str.isalnum, token))
+
+
+def _changes(token: str) -> int:
+    """How many neighbours are of different kinds: upper, lower, digit."""
     kinds = [char.isdigit() + 2 * char.isupper() for char in token if char.isalnum()]
-    return sum(one != other for one, other in pairwise(kinds)) >= LEAST_CHANGES * len(kinds)
+    return sum(one != other for one, other in pairwise(kinds))

@@ -15,7 +15,6 @@ that it was an answer in has not gone on.
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
 
-import functools
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -44,6 +43,9 @@ ALWAYS_READ = 3
 """The newest message, the oldest and the second newest are looked at in any case: debaters' answers are as long."""
 
 LEAST_LINE_CHARS = 24
+LEAST_LINE_SIGNS = 16
+"""Of Chinese, Japanese and Korean, which say as much with fewer (see `worth`)."""
+
 LEAST_EVIDENCE_CHARS = 40
 ANSWER_WEIGHT = 4
 LEAST_QUOTED = 0.5
@@ -60,6 +62,7 @@ _MARKS = " \t\r*-#>`.0123456789()[]"
 """Stripped from the head of a line: lists are numbered anew when they are quoted."""
 
 _STOPS = ". *`\r\t"
+_WIDE_STOPS = "：。！？；"
 
 _ADDRESS = "You are "
 """How a role that one agent describes is handed to another."""
@@ -118,7 +121,7 @@ class QuoteIndex:
                 seen = known_lines.get(key)
                 if seen is None:
                     continue
-                size = len(text)
+                size = worth(text)
                 if seen.is_common:
                     if seen.waits_in is not None:
                         waiting[seen.waits_in] += size
@@ -171,7 +174,7 @@ class QuoteIndex:
         handed_over.move_to_end((session, speaker))
         self._handed_over.trim(tenant)
         known = self._lines.part(tenant)
-        answered = sum(map(len, lines.values()))
+        answered = sum(map(worth, lines.values()))
         for key in lines:
             seen = _at(known, key, session)
             seen.answered = seen.answered or not seen.senders
@@ -221,27 +224,38 @@ def lines_of_answer(text: str) -> Lines:
 class Reading:
     """The lines of one request's messages, each text read once and only if it is asked for."""
 
+    __slots__ = ("_asked", "_conversation", "_lines", "_opening", "_system", "_system_lines")
+
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         leading = leading_count(messages)
         self._system = messages[:leading]
         self._conversation = messages[leading:]
         self._opening = ""
+        self._system_lines: Lines | None = None
+        self._asked: Lines | None = None
+        self._lines: Lines | None = None
 
-    @functools.cached_property
+    @property
     def system(self) -> Lines:
         """Of the leading system messages."""
-        return lines_of_messages(self._system)
+        if self._system_lines is None:
+            self._system_lines = lines_of_messages(self._system)
+        return self._system_lines
 
-    @functools.cached_property
+    @property
     def asked(self) -> Lines:
         """Of the first message of a user, which may hold a role's fixed text."""
-        opening = next((message for message in self._conversation if message.get("role") == "user"), None)
-        self._opening = "" if opening is None else text_of(opening.get("content"))
-        return _lines_of((self._opening,))
+        if self._asked is None:
+            opening = next((message for message in self._conversation if message.get("role") == "user"), None)
+            self._opening = "" if opening is None else text_of(opening.get("content"))
+            self._asked = _lines_of((self._opening,))
+        return self._asked
 
-    @functools.cached_property
+    @property
     def conversation(self) -> Lines:
-        return _lines_of(_texts_of(self._conversation), self._opening, self.asked if self._opening else {})
+        if self._lines is None:
+            self._lines = _lines_of(_texts_of(self._conversation), self._opening, self._asked)
+        return self._lines
 
 
 def _texts_of(messages: Sequence[dict[str, Any]]) -> Iterable[str]:
@@ -262,11 +276,10 @@ def _lines_of(texts: Iterable[str], known: str = "", known_lines: Lines | None =
     found: Lines = {}
     left = MAX_PROMPT_CHARS
     for number, text in enumerate(texts):
-        if text is known and known_lines is not None:
+        if known_lines is not None and text is known:
             found.update(known_lines)
         else:
-            lines = _whole_lines(text)
-            found.update(zip(map(hash, lines), lines, strict=True))
+            found |= {hash(line): line for line in _whole_lines(text)}
         left -= min(len(text), MAX_TEXT_CHARS + 1)
         if (left <= 0 and number + 1 >= ALWAYS_READ) or len(found) >= MAX_LINES_PER_TEXT:
             break
@@ -282,9 +295,29 @@ def _whole_lines(text: str) -> list[str]:
     text = text.replace(":", ".")
     if "." in text:
         text = "\n".join(text.rsplit(". "))
-    return [
+    if not text.isascii():
+        return _wide_lines(text)
+    lines = [
         bare
         for line in text.split("\n")
-        if len(line) >= LEAST_LINE_CHARS
-        and len(bare := line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS
+        if len(line) >= LEAST_LINE_CHARS and len(bare := line.lstrip(_MARKS).rstrip(_STOPS)) >= LEAST_LINE_CHARS
     ]
+    if _ADDRESS not in text:
+        return lines
+    return [bare for line in lines if len(bare := line.removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS]
+
+
+def _wide_lines(text: str) -> list[str]:
+    for stop in _WIDE_STOPS:
+        text = text.replace(stop, "\n")
+    bare = (
+        line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
+        for line in text.split("\n")
+        if len(line) >= LEAST_LINE_SIGNS
+    )
+    return [line for line in bare if worth(line) >= LEAST_LINE_CHARS]
+
+
+def worth(text: str) -> int:
+    """Characters; one that takes three bytes counts as one and a half, since it says more than a letter."""
+    return len(text) if text.isascii() else max(len(text), len(text.encode()) // 2)

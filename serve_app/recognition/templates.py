@@ -56,7 +56,7 @@ class _Text:
 
     tenant: str
     lines: dict[int, int]
-    system: frozenset[int]
+    system: tuple[int, ...]
     scope: bytes
     place: tuple[str, str] | None = None
     template: Template | None = None
@@ -99,9 +99,10 @@ class TemplateIndex:
             system, asked = read()
             said = {**asked, **system}
             lines = dict(zip(said, map(len, said.values()), strict=True))
-            text = known[digest] = _Text(tenant, lines, frozenset(system), scope)
-            text.template = self._template_of(text, said)
-            self._remember(text)
+            text = known[digest] = _Text(tenant, lines, tuple(system), scope)
+            seen = not self._by_line.part(tenant).keys().isdisjoint(lines)
+            text.template = self._template_of(text, said) if seen else None
+            self._remember(text, seen)
         known.move_to_end(digest)
         self._texts.trim(tenant)
         template = text.template
@@ -110,7 +111,7 @@ class TemplateIndex:
     def are_alike(self, tenant: str, digest: str | None, other: str) -> bool:
         """Whether two system texts share a sentence; what was forgotten is like nothing."""
         one, two = self._texts.get(tenant, digest or ""), self._texts.get(tenant, other)
-        return one is not None and two is not None and not one.system.isdisjoint(two.system)
+        return one is not None and two is not None and not set(one.system).isdisjoint(two.system)
 
     def note(self, digest: str | None, tenant: str, session: str, agent: str) -> None:
         """A request of `agent` was accepted in `session`, with the text of that digest."""
@@ -134,10 +135,10 @@ class TemplateIndex:
                 if template is not None:
                     template.returned += 1
 
-    def _remember(self, text: _Text) -> None:
+    def _remember(self, text: _Text, has_seen_lines: bool) -> None:
         by_line = self._by_line.part(text.tenant)
         new: Iterable[int] = text.lines
-        if not by_line.keys().isdisjoint(new):
+        if has_seen_lines:
             new = [key for key in text.lines if key not in by_line]
             for key in [key for key in text.lines if key in by_line]:
                 by_line[key] = (*by_line[key], text)[-MAX_TEXTS_PER_LINE:]
@@ -181,8 +182,6 @@ class TemplateIndex:
     def _alike(self, text: _Text) -> list[_Text]:
         """Texts of the same scope that share sentences with this one, most first."""
         by_line = self._by_line.part(text.tenant)
-        if by_line.keys().isdisjoint(text.lines):
-            return []
         shared: Counter[_Text] = Counter()
         for key, size in text.lines.items():
             for other in by_line.get(key, ()):
@@ -225,6 +224,11 @@ def _adopt(text: _Text, template: Template) -> None:
 
 
 def _share(text: _Text, other: _Text) -> float:
-    """How much of the longer text the two have in common."""
-    common = sum(size for key, size in text.lines.items() if key in other.lines)
-    return common / max(sum(text.lines.values()), sum(other.lines.values()), 1)
+    """How much of the longer system text the two have in common."""
+    said, others = _sizes(text), _sizes(other)
+    common = sum(size for key, size in said.items() if key in others)
+    return common / max(sum(said.values()), sum(others.values()), 1)
+
+
+def _sizes(text: _Text) -> dict[int, int]:
+    return {key: text.lines[key] for key in text.system}

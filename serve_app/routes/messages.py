@@ -18,14 +18,28 @@ from serve_app.engine_api import (
     AnthropicServingMessages,
     VLLMClientError,
 )
+from serve_app.http.blocks import check_blocks
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
 from serve_app.http.field_checks import CHAT, MESSAGES, check_fields
+from serve_app.http.route_fields import check_own
 from serve_app.recognition.canonical import strip_billing
 from serve_app.routes.route import Route, event
 from serve_app.streaming import DONE
 from serve_app.streaming import events as payloads_of
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+ENDED, CALLED = "end_turn", "tool_use"
+"""OpenAI ends an answer that calls the tool it was told to with `stop`, Anthropic as any call; clients go by it."""
+
+ENGINES_OWN = (
+    *("session_id", "priority", "request_id"),
+    *("seed", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens"),
+    *("ignore_eos", "stop_token_ids", "bad_words", "allowed_token_ids", "structured_outputs"),
+)
+"""Fields that Anthropic's class doesn't have, under their names in a chat completion. The first three are only checked:
+the gateway sets its own."""
 
 
 class _Converter(AnthropicServingMessages):
@@ -45,9 +59,13 @@ class MessagesRoute(Route):
         fields = {name: value for name, value in body.items() if value is not None}
         check_fields(MESSAGES, fields, MAX_STOP_STRINGS)
         preparation.check_numbers(MESSAGES, fields, limits)
-        return preparation.prepare(CHAT, chat_body(AnthropicMessagesRequest, fields), limits)
+        check_own(MESSAGES, fields)
+        check_blocks(fields, limits.modalities)
+        own = {name: fields[name] for name in ENGINES_OWN if name in fields}
+        return preparation.prepare(CHAT, {**own, **chat_body(AnthropicMessagesRequest, fields)}, limits)
 
     def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
+        _keep_whole_calls(first)
         usage = getattr(first, "usage", None)
         details = getattr(usage, "prompt_tokens_details", None)
         converted: dict[str, Any] = self._converter.messages_full_converter(first).model_dump(exclude_none=True)
@@ -55,28 +73,45 @@ class MessagesRoute(Route):
             cached = accepted.cached_tokens if accepted else 0
             converted["usage"]["input_tokens"] -= cached
             converted["usage"]["cache_read_input_tokens"] = cached
+        if converted["stop_reason"] == ENDED and any(block["type"] == "tool_use" for block in converted["content"]):
+            converted["stop_reason"] = CALLED
         return converted
 
     async def stream(self, events: AsyncIterator[str], accepted: RequestAccepted | None) -> AsyncIterator[str]:
         failed: list[ApiError] = []
+        called = False
         async for text in self._converter.message_stream_converter(_chunks(events, accepted, failed)):
+            called = called or (text.startswith("event: content_block_start\n") and '"type":"tool_use"' in text)
+            if called and text.startswith("event: message_delta\n"):
+                text = text.replace(f'"stop_reason":"{ENDED}"', f'"stop_reason":"{CALLED}"')
             yield text
         if failed:
             yield event("error", error_body(failed[0]))
 
 
 def chat_body(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request as a chat completion's JSON object. Raises ApiError."""
+    """The same request as a chat completion's JSON object. Raises ApiError.
+
+    Anthropic takes an empty list of tools, as Claude Code sends it, and OpenAI doesn't.
+    """
     fields = {name: value for name, value in body.items() if value is not None}
+    if fields.get("tools") == []:
+        del fields["tools"]
     if fields.get("messages") == []:
         raise bad_request("`messages` must not be empty.", "messages", "invalid_value")
     if "system" in fields:
         fields["system"] = _system(fields["system"])
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [_without_billing(message) for message in fields["messages"]]
     try:
-        chat = _Converter.to_chat_completion_request(kind.model_validate(fields), merge_inline_system=False)
+        # Without a model it is for the model itself, on every route.
+        parsed = kind.model_validate({"model": "any", **fields})
+        chat = _Converter.to_chat_completion_request(parsed, merge_inline_system=False)
         chat_fields: dict[str, Any] = chat.model_dump(exclude={"messages"}, exclude_none=True, exclude_unset=True)
         # The converter sets both; an error should name the one that the client sent.
         chat_fields.pop("max_completion_tokens", None)
+        if "model" not in fields:
+            chat_fields.pop("model", None)
         return {**chat_fields, "messages": [preparation.plain(message) for message in chat.messages]}
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
@@ -101,6 +136,34 @@ def _system(system: Any) -> Any:
         else block
         for block in system
     ]
+
+
+def _without_billing(message: Any) -> Any:
+    """vLLM drops a system message, or a block of one, that begins with such a line, wherever it stands."""
+    if not isinstance(message, dict) or message.get("role") != "system":
+        return message
+    return {**message, "content": _system(message.get("content"))}
+
+
+def _keep_whole_calls(first: Any) -> None:
+    """A call that was cut by the token limit is no object: its text stays, and nobody runs it."""
+    choice = first.choices[0]
+    for call in choice.message.tool_calls:
+        call.function.arguments = call.function.arguments or "{}"
+    whole = [call for call in choice.message.tool_calls if _is_object(call.function.arguments)]
+    cut = [call.function.arguments for call in choice.message.tool_calls if call not in whole]
+    if cut:
+        choice.message.tool_calls = whole
+        choice.message.content = "\n".join(filter(None, (choice.message.content, *cut)))
+    if cut and not whole and choice.finish_reason == "tool_calls":
+        choice.finish_reason = "stop"
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
 
 
 async def _chunks(

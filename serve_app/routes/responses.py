@@ -21,6 +21,7 @@ from serve_app.engine_api import (
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
 from serve_app.http.field_checks import RESPONSES, check_fields, check_format
+from serve_app.http.route_fields import check_own
 from serve_app.http.structured_outputs import check_structured_outputs
 from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 from serve_app.routes.route import Route, event
@@ -30,6 +31,8 @@ STORED = ("previous_response_id", "conversation", "background", "prompt", "previ
 
 TOOL_KINDS = ("function", "namespace")
 """vLLM drops others (web search, MCP and so on) without a word."""
+
+TOOL_CHOICES = ("none", "auto", "required")
 
 
 class ResponsesRoute(Route):
@@ -42,6 +45,7 @@ class ResponsesRoute(Route):
         if isinstance(fields.get("text"), dict) and fields["text"].get("format") is not None:
             check_format(fields["text"]["format"], "text.format")
         preparation.check_numbers(RESPONSES, fields, limits)
+        check_own(RESPONSES, fields)
         for name in STORED:
             if fields.get(name) not in (None, False):
                 raise bad_request(
@@ -50,6 +54,7 @@ class ResponsesRoute(Route):
                     "unsupported_value",
                 )
         _check_tools(fields.get("tools", []))
+        _check_tool_choice(fields.get("tool_choice", "auto"))
         check_structured_outputs(_as_chat(fields))
         if isinstance(fields.get("instructions"), str):
             fields["instructions"] = strip_billing(fields["instructions"])
@@ -57,7 +62,7 @@ class ResponsesRoute(Route):
             raise bad_request("`input` must be a string or an array.", "input", "invalid_value")
         if fields.get("input") in ([], ""):
             raise bad_request("`input` must not be empty.", "input", "invalid_value")
-        fields["input"] = _without_billing(fields.get("input"))
+        fields["input"] = _whole_answers(_without_billing(fields.get("input")))
         try:
             preparation.checked_messages(_messages(_parsed(fields)), limits.modalities)
         except ApiError as error:
@@ -129,9 +134,28 @@ def _without_billing(items: Any) -> Any:
     for index, item in enumerate(items):
         if not isinstance(item, dict) or item.get("role") not in LEADING_ROLES:
             break
-        if isinstance(item.get("content"), str):
-            cleaned[index] = {**item, "content": strip_billing(item["content"])}
+        if isinstance(item.get("content"), (str, list)):
+            cleaned[index] = {**item, "content": preparation.without_billing(item["content"])}
     return cleaned
+
+
+def _whole_answers(items: Any) -> Any:
+    """Of an assistant's turn in several parts vLLM reads the first alone: all of their text in one."""
+    if not isinstance(items, list):
+        return items
+    return [
+        _whole_answer(item) if isinstance(item, dict) and item.get("role") == "assistant" else item for item in items
+    ]
+
+
+def _whole_answer(item: dict[str, Any]) -> dict[str, Any]:
+    parts = item.get("content")
+    if item.get("role") != "assistant" or not isinstance(parts, list) or len(parts) < 2:
+        return item
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts):
+        raise bad_request("`input`: an assistant's turn must have text alone.", "input", "unsupported_content")
+    return {**item, "content": [{**parts[0], "text": "".join(texts)}]}
 
 
 def _check_tools(tools: Any) -> None:
@@ -142,6 +166,14 @@ def _check_tools(tools: Any) -> None:
         if kind not in TOOL_KINDS:
             where = f"tools[{index}].type"
             raise bad_request(f"`{where}` must be one of {', '.join(TOOL_KINDS)}.", where, "unsupported_value")
+
+
+def _check_tool_choice(choice: Any) -> None:
+    """vLLM takes others, a hosted tool's say, and does nothing with them."""
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (("function",) if isinstance(choice, dict) else TOOL_CHOICES):
+        allowed = f"{', '.join(TOOL_CHOICES)} or an object of type function with a name"
+        raise bad_request(f"`tool_choice` must be {allowed}.", "tool_choice", "unsupported_value")
 
 
 def _as_chat(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,13 +43,15 @@ WRONG: list[tuple[str, Any]] = [
     ("seed", 2**64),
     ("stream_options", {"include_usage": True}),
     ("response_format", {"type": "yaml"}),
+    ("functions", [{"name": "add"}]),
+    ("guided_json", {"type": "object"}),
 ]
 """`limit` and `stop` go by the route's own name. Fields that a route doesn't have must not be wrong in silence."""
 
 OF_THE_ENGINE: list[tuple[str, str, Any]] = [
-    *((route, "logit_bias", {str(OUTSIDE): 1}) for route in (CHAT, COMPLETIONS, RESPONSES)),
-    *((route, "stop_token_ids", [OUTSIDE]) for route in (CHAT, COMPLETIONS)),
-    *((route, "bad_words", [""]) for route in (CHAT, COMPLETIONS)),
+    *((route, "logit_bias", {str(OUTSIDE): 1}) for route in ROUTES),
+    *((route, "stop_token_ids", [OUTSIDE]) for route in (CHAT, COMPLETIONS, MESSAGES)),
+    *((route, "bad_words", [""]) for route in (CHAT, COMPLETIONS, MESSAGES)),
     (RESPONSES, "text", {"format": {"type": "yaml"}}),
 ]
 """What only the model's vocabulary decides, and what one API alone has."""

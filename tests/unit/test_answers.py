@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.quotes import MAX_TEXT_CHARS
+from serve_app.recognition.turns import turn_of_message
 
 
 def chunk(text: str | None, index: int = 0) -> str:
@@ -73,3 +74,48 @@ def test_a_task_handed_over_in_a_call_is_a_line_of_its_own() -> None:
     kind = "response.function_call_arguments.delta"
     events = (f"event: {kind}\ndata: {json.dumps({'type': kind, 'delta': piece})}\n\n" for piece in pieces)
     assert TASK in str(heard(*events)[0]).split("\n")
+
+
+def test_a_turn_is_the_same_however_it_came_and_in_the_history_that_follows() -> None:
+    arguments = json.dumps({"task": TASK, "depth": 11})
+    call = {"id": "c", "type": "function", "function": {"name": "pilot", "arguments": arguments}}
+    message = {"role": "assistant", "content": "Let me ask.", "tool_calls": [call]}
+    compact = json.dumps({"task": TASK, "depth": 11}, separators=(",", ":"))
+    kept = {**message, "content": " Let me ask.\n", "tool_calls": [{**call, "id": "d"}]}
+    kept["tool_calls"] = [{**call, "function": {"name": "pilot", "arguments": compact}}]
+    text = {"type": "output_text", "text": "Let me ask."}
+    used = {"type": "tool_use", "id": "c", "name": "pilot", "input": {"task": TASK, "depth": 11}}
+    turns = []
+    for content in (
+        {"choices": [{"message": message}]},
+        {"output": [{"type": "message", "content": [text]}, {"type": "function_call", **call["function"]}]},
+        {"type": "message", "content": [{"type": "text", "text": "Let me ask."}, used]},
+    ):
+        answer = AnswerText()
+        answer.add_response(content)
+        turns.append(answer.turn)
+    deltas = [
+        {"content": "Let me "},
+        {"content": "ask."},
+        {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "pilot", "arguments": ""}}]},
+        *({"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in (arguments[:9], arguments[9:])),
+    ]
+    chunks = (f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n" for delta in deltas)
+    turns.append(heard(*chunks)[0].turn)
+    events = [
+        {"type": "response.output_text.delta", "delta": "Let me ask."},
+        {"type": "response.output_item.added", "item": {"type": "function_call", "name": "pilot", "arguments": ""}},
+        {"type": "response.function_call_arguments.delta", "delta": arguments},
+    ]
+    turns.append(heard(*(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in events))[0].turn)
+    assert {turn_of_message(kept), *turns} == {turns[0]} and turns[0] is not None
+
+
+def test_what_makes_no_turn() -> None:
+    assert AnswerText().turn is None and heard(*[chunk("a" * 1000) for _ in range(40)])[0].turn is None
+    assert turn_of_message({"role": "user", "content": "Hello"}) is None
+    assert turn_of_message({"role": "assistant", "content": None}) is None
+    plain, called = {"role": "assistant", "content": "Hello"}, {"function": {"name": "a", "arguments": "{}"}}
+    other = {"function": {"name": "b", "arguments": "{}"}}
+    turns = [turn_of_message({**plain, "tool_calls": calls}) for calls in ([], [called], [other], [called, other])]
+    assert len(set(turns)) == 4

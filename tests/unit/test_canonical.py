@@ -110,3 +110,24 @@ def test_marks_and_clocks_in_tools_are_no_content() -> None:
         [search("Searches today's 4 papers."), other]
     )
     assert digests.of_tools(None) == digests.of_tools([]) == b""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("Returns the time, now 2026-03-09T06:00:31Z.", "Returns the time, now 2026-03-10T07:01:32Z.", True),
+        ("The current time is 10:31.", "The current time is 11:32.", True),
+        ("Today is 2026-03-09.", "Today is 2026-03-10.", True),
+        ("For run 123e4567-e89b-12d3-a456-426614174000.", "For run 223e4567-e89b-12d3-a456-426614174001.", True),
+        ("Returns rows 1-3.", "Returns rows 1-4.", False),
+        ("Opens at 9:00.", "Opens at 10:00.", False),
+        ("A read-only view, version 2.", "A read-only view, version 3.", False),
+    ],
+)
+def test_what_a_tool_says_of_now_is_no_content(one: str, other: str, is_same: bool) -> None:
+    def tools(text: str) -> list[dict[str, object]]:
+        plain = {"type": "function", "function": {"name": "add", "description": "Adds: a-b, c."}}
+        return [plain, {"type": "function", "function": {"name": "now", "description": text}}]
+
+    digests = CanonicalDigests()
+    assert (digests.of_tools(tools(one)) == digests.of_tools(tools(other))) == is_same

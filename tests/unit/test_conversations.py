@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.recognition.conversations import ConversationIndex
+from serve_app.recognition.turns import turn_of
 
 Messages = list[dict[str, Any]]
 
@@ -213,3 +214,87 @@ def test_a_history_that_was_tidied_up_goes_on(sent: str, kept: str) -> None:
         {"role": "user", "content": "Why?"},
     ]
     assert index.match("t", "a", later).session == "s-1"
+
+
+class Runs:
+    """Runs of one agent, answered as told, their requests in any order."""
+
+    def __init__(self) -> None:
+        self.index = ConversationIndex()
+        self.minted = 0
+
+    def send(self, messages: Messages, answer: str | None, is_cut: bool = False) -> str:
+        claim = self.index.match("t", "a", messages)
+        self.minted += claim.session is None
+        session = claim.session or f"s{self.minted}"
+        self.index.record(claim, session, "a")
+        if answer is not None:
+            self.index.answered(claim, turn_of([answer]), is_cut)
+        return session
+
+
+def test_runs_at_once_with_short_answers_go_on_with_their_own() -> None:
+    """In whatever order; what a client tidied up is still its answer."""
+    runs = Runs()
+    opened = {answer: runs.send([user("yes or no?")], answer) for answer in ("yes", "no", "perhaps\r\n")}
+    for answer in ("no", "perhaps", "yes", "no"):
+        said = next(text for text in opened if text.strip() == answer)
+        assert runs.send([user("yes or no?"), reply(answer), user(f"why {answer}?")], "so") == opened[said]
+
+
+def test_runs_at_once_that_are_answered_alike_never_share_a_session() -> None:
+    runs = Runs()
+    messages = [user("Count on.")]
+    found: list[list[str]] = [[], [], []]
+    for turn in range(4):
+        for run in found:
+            run.append(runs.send(messages, f"{turn}"))
+        messages = [*messages, reply(f"{turn}"), user(f"and after {turn}?")]
+    assert [len(set(run)) for run in found] == [1, 1, 1] and len({run[0] for run in found}) == 3
+
+
+def test_a_request_once_more_after_a_cut_answer_is_a_retry() -> None:
+    runs = Runs()
+    one, other = runs.send([user("hi")], "ho"), runs.send([user("hi")], "ho")
+    again = [user("hi"), reply("ho"), user("more")]
+    assert runs.send(again, "half an ans", is_cut=True) == one
+    assert runs.send(again, "half an answer, whole") == one
+    assert runs.send(again, "half an answer, whole") == other
+
+
+def test_runs_that_called_different_tools_go_on_with_their_own() -> None:
+    def called(name: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": "{}"}
+        return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+
+    runs = Runs()
+    opened = {name: runs.send([user("hi")], f"{name}{{}}") for name in ("look", "book")}
+    for name in ("book", "look"):
+        history = [user("hi"), called(name), {"role": "tool", "tool_call_id": "1", "content": "2"}]
+        assert runs.send(history, "done") == opened[name]
+
+
+def test_an_answer_that_was_changed_tells_nothing() -> None:
+    """Also where each client keeps answers in its own words: a run's next request is not the other's."""
+    runs = Runs()
+    one = runs.send([user("hi")], "the whole answer")
+    assert runs.send([user("hi"), reply("cut"), user("more")], "x") == one
+    runs = Runs()
+    sessions = [{runs.send([user("hi")], "call it")} for _ in range(2)]
+    for session in sessions:
+        session.add(runs.send([user("hi"), reply("Calling: it"), user("more")], "x"))
+    assert [len(session) for session in sessions] == [1, 1] and sessions[0] != sessions[1]
+
+
+def test_agents_that_ask_at_once_stay_in_their_run_beside_one_that_was_answered_alike() -> None:
+    """The third comes while the second is on its way from where the first left off: none repeats its own request."""
+    index = ConversationIndex()
+    for number in range(2):
+        opened = index.match("t", "lead", [user("Repair the mill.")])
+        index.record(opened, f"s{number}", "lead")
+        index.answered(opened, turn_of(["All of you."]), False)
+    history = [user("Repair the mill."), reply("All of you."), user("Say what you need.")]
+    first = index.match("t", "miller", history)
+    index.record(first, "s0", "miller")
+    others = [index.match("t", agent, history) for agent in ("carpenter", "smith")]
+    assert [claim.session for claim in (first, *others)] == ["s0"] * 3

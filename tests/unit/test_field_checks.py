@@ -89,7 +89,7 @@ def test_formats() -> None:
 def test_what_clients_send_passes() -> None:
     check_fields(CHAT, {"temperature": 2, "top_p": 1, "top_k": -1, "min_p": 0, "stop": "a", "repetition_penalty": 1.1})
     check_fields(CHAT, {"stream": True, "max_tokens": 5, "temperature": 0, "top_p": 0.5, "logprobs": True, "n": 1})
-    check_fields(COMPLETIONS, {"logprobs": 5, "echo": False, "best_of": 2, "seed": -3, "metadata": {"a": "b"}})
+    check_fields(COMPLETIONS, {"logprobs": 5, "echo": False, "best_of": 1, "seed": -3, "metadata": {"a": "b"}})
     check_fields(CHAT, {"own_field": object()})
 
 

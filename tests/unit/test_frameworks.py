@@ -12,6 +12,8 @@ import pytest
 
 from runtime_actor.transitions import TransitionModel
 from serve_app.hints import read_hints
+from serve_app.http.field_checks import CHAT, check_fields
+from serve_app.http.route_fields import check_own
 from serve_app.identity import Identity, IdentityResolver, fold_headers
 from serve_app.recognition.answers import AnswerText
 from tests.framework_kit import EXAMPLES, FIXTURES
@@ -86,6 +88,13 @@ def test_the_recording_is_of_this_example(name: str) -> None:
     assert all(not read_hints(one.headers, one.body)[1].outcomes for one in sent), "it sends hints by itself"
 
 
+def test_no_field_that_it_sends_is_refused(name: str) -> None:
+    for one in recorded(name):
+        fields = {field: value for field, value in one.body.items() if value is not None}
+        check_fields(CHAT, fields)
+        check_own(CHAT, fields)
+
+
 def test_each_agent_is_one_agent_in_every_turn_and_session(name: str, resolver: IdentityResolver) -> None:
     ids: dict[str, set[str]] = defaultdict(set)
     for one in repeats(name, 3):
@@ -103,6 +112,22 @@ def test_sessions_at_once_and_repeated_ones_never_mix(name: str, resolver: Ident
         pieces[one.conversation].add(session)
     assert all(len(found) == 1 for found in conversations.values())
     assert max(len(found) for found in pieces.values()) <= IN_PIECES.get(name, 1)
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+@pytest.mark.parametrize("step", [1, 2])
+def test_runs_of_one_task_at_once_that_are_answered_alike_never_share_a_session(
+    name: str, resolver: IdentityResolver, runs: int, step: int
+) -> None:
+    """As of a model without sampling: nothing tells whose request is whose, yet each session is one run's."""
+    sent = [one for one in recorded(name) if one.run == "first"]
+    found: dict[str, list[int]] = defaultdict(list)
+    for start in range(0, len(sent), step):
+        for _ in range(runs):
+            for number, one in enumerate(sent[start : start + step], start):
+                found[who(resolver, one).session].append(number)
+    assert all(len(numbers) == len(set(numbers)) for numbers in found.values())
+    assert len(found) >= runs
 
 
 ASKED = "eleven metres of draught at the north quay"

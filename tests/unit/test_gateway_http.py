@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag, RequestAccepted
-from tests.unit.gateway_bench import CHUNK, DONE, Answer, Bench
+from tests.unit.gateway_bench import CHUNK, DONE, Answer, Bench, chat_answer
 
 
 @pytest.fixture
@@ -129,6 +129,30 @@ def test_a_stream_that_is_never_read_gives_its_place_back(bench: Bench) -> None:
 
     asyncio.run(main())
     assert bench.handle.cancelled == 1
+
+
+def ends(bench: Bench) -> list[tuple[bool, bool]]:
+    """Of each prompt that was served: whether its answer is known, and whether it was cut."""
+    found = bench.gateway._identities.conversations._ends.part("one").values()
+    return [(end.answer is not None, end.is_cut) for at_one_history in found for end in at_one_history]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_answered_is_known_once_it_is_whole(bench: Bench, stream: bool) -> None:
+    accepted = RequestAccepted("r1", 40, 0).to_wire()
+    bench.handle.items = [accepted, CHUNK, DONE] if stream else [accepted, chat_answer("by train")]
+    assert bench.chat(stream=stream).status_code == 200
+    assert ends(bench) == [(True, False)]
+
+
+def test_an_answer_that_was_cut_is_not(bench: Bench) -> None:
+    """By an error, or as the client left: what it sends once more is the same request then."""
+    bench.handle.items = [RequestAccepted("r1", 40, 0).to_wire(), CHUNK, ActorDiedError()]
+    assert "unavailable" in bench.chat(stream=True).text
+    assert ends(bench) == [(False, True)]
+    bench.handle.cancelled = 0
+    test_a_stream_that_is_never_read_gives_its_place_back(bench)
+    assert ends(bench) == [(False, True)] * 2
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,22 @@ def test_a_blank_header_does_not_hide_the_body(resolver: IdentityResolver) -> No
     assert who(resolver, chat(session_id="s1"), **{"x-session-id": " "}).session_source == "session_id"
 
 
+def test_an_id_is_one_session_in_a_header_and_in_the_body(resolver: IdentityResolver) -> None:
+    """Clients send UTF-8; what isn't is read as HTTP once had it."""
+    for declared in ("aufgabe-ü", "задача-17", "任务-17"):
+        by_header = fold_headers([(b"x-session-id", declared.encode())])
+        assert resolver.resolve("t", by_header, chat()).identity.session == resolver.session_id("t", declared)
+        assert resolver.resolve("t", {}, chat(session_id=declared)).identity.session == resolver.session_id(
+            "t", declared
+        )
+    assert fold_headers([(b"x-session-id", "é".encode("latin-1"))]) == {"x-session-id": "é"}
+
+
+def test_of_a_repeated_header_the_first_that_says_something_counts() -> None:
+    raw = [(b"X-Session-ID", value) for value in (b" ", b"null", b"one", b"two")]
+    assert fold_headers(raw) == {"x-session-id": "one"}
+
+
 def test_order_of_trust(resolver: IdentityResolver) -> None:
     both = who(resolver, chat(session_id="body"), **{"session-id": "second", "x-session-id": "first"})
     assert both.session == who(resolver, chat(session_id="first")).session
@@ -101,6 +117,23 @@ def test_agent_by_content(resolver: IdentityResolver) -> None:
     assert who(resolver, chat(system=[{"type": "text", "text": "You plan."}], tools=tools)).agent == base
     assert who(resolver, chat(system="You plan.")).agent != base
     assert who(resolver, chat(system="You code.", tools=tools)).agent != base
+
+
+def test_an_agent_that_looks_back_without_its_tools_is_the_same(resolver: IdentityResolver) -> None:
+    """AutoGen's `reflect_on_tool_use`. An agent of the same words that never called a tool is another one."""
+    tools = [{"type": "function", "function": {"name": "look", "description": "Looks."}}]
+    asked = chat("What is there?", system="You help.")["messages"]
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "look"}}]}
+    looked = [*asked, called, {"role": "tool", "tool_call_id": "1", "content": "a boat"}]
+    first = who(resolver, {"messages": asked, "tools": tools})
+    reflection = who(resolver, {"messages": looked})
+    assert (reflection.agent, reflection.session) == (first.agent, first.session)
+    assert who(resolver, {"messages": asked}).agent != first.agent
+    strangers = who(resolver, {"messages": looked}, tenant="u"), who(resolver, {"messages": asked}, tenant="u")
+    assert strangers[0].agent == strangers[1].agent, "it is unknown there"
+    other = [{"type": "function", "function": {"name": "book", "description": "Books."}}]
+    second = who(resolver, {"messages": asked, "tools": other})
+    assert who(resolver, {"messages": looked}).agent not in (first.agent, second.agent), "either of two"
 
 
 def test_clock_lines_do_not_make_agents(resolver: IdentityResolver) -> None:

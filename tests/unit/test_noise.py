@@ -107,6 +107,39 @@ SAME = [
     ("Date: 2026-068", "Date: 2026-069"),
     ("start_time: 10:00:01.123", "start_time: 10:00:02.124"),
     ("Your run: V1StGXR8Z5jdHi6BmyT0aQ9", "Your run: 9aQ0TymB6iHdj5Z8RXGtS1V"),
+    ("Aujourd’hui nous sommes le 9 mars 2026.", "Aujourd’hui nous sommes le 10 avril 2026."),
+    ("Nous sommes le 9 mars 2026.", "Nous sommes le 10 avril 2026."),
+    ("Hoje é segunda-feira, 9 de março de 2026.", "Hoje é terça-feira, 10 de março de 2026."),
+    ("Data atual: 09/03/2026", "Data atual: 10/03/2026"),
+    ("Oggi è lunedì 9 marzo 2026.", "Oggi è martedì 10 marzo 2026."),
+    ("Data odierna: 9 marzo 2026, ore 10:30", "Data odierna: 10 marzo 2026, ore 11:31"),
+    ("Vandaag is het maandag 9 maart 2026.", "Vandaag is het dinsdag 10 maart 2026."),
+    ("Dzisiaj jest poniedziałek, 9 marca 2026 r.", "Dzisiaj jest wtorek, 10 kwietnia 2026 r."),
+    ("Сегодня понедельник, 9 марта 2026 года, 06:00.", "Сегодня вторник, 10 апреля 2026 года, 07:12."),
+    ("Текущее время: 06:00", "Текущее время: 07:12"),
+    ("Bugün 9 Mart 2026 Pazartesi.", "Bugün 10 Nisan 2026 Salı."),
+    ("現在の日時は2026年3月9日(月) 6時00分です。", "現在の日時は2026年3月10日(火) 7時12分です。"),
+    ("本日は3月9日です。", "本日は3月10日です。"),
+    ("今天是2026年3月9日，星期一，下午6:00。", "今天是2026年3月10日，星期二，上午7:12。"),
+    ("今天是星期一，2026年3月9日", "今天是星期二，2026年3月10日"),
+    ("现在是6点05分", "现在是7点15分"),
+    ("현재 시간: 2026년 3월 9일 월요일 오후 6시 5분", "현재 시간: 2026년 3월 10일 화요일 오전 7시 15분"),
+    ("오늘은 3월 9일입니다.", "오늘은 3월 10일입니다."),
+    ("session: 20260309_060031", "session: 20260310_070132"),
+    ("run-2026-03-09_06-00-31.log", "run-2026-03-10_07-01-32.log"),
+    ("Build 20260309060031.", "Build 20260310070132."),
+    ("Work in /tmp/tmpab12cd34/work.", "Work in /tmp/tmpzz_9ef76/work."),
+    ("Key V1StGXR8_Z5jdHi6B-myT", "Key Qa7tGXR8_Z5jdHi6B-muU9"),
+    ("see /a/V1StGXR8_Z5jdHi6B-myT/b", "see /a/Xb2StGR8-Z5jdHi6B_kyT/b"),
+    ("Follow thread_abc123XYZ90.", "Follow thread_Zq7A11bX3c9."),
+    ("Call toolu_01A09q90qw90lq917835lq9 failed", "Call toolu_01B17r91tw22mk004211ab3 failed"),
+]
+AT_THE_HEAD = [
+    ("2026-03-09 06:00:31 You are a helper", "2026-03-10 07:01:32 You are a helper"),
+    ("2026-03-09T06:00Z\nYou are a helper", "2026-03-10T07:01Z\nYou are a helper"),
+    ("06:00:31\nYou are a helper", "07:01:32\nYou are a helper"),
+    ("9 March 2026, 06:00 You are a helper", "10 April 2026, 07:01 You are a helper"),
+    ("3f2a9bc1d4e5 is your run. You are a helper", "4f2a9bc1d4e6 is your run. You are a helper"),
 ]
 DIFFERENT = [
     ("The company was founded in 2019.", "The company was founded in 2020."),
@@ -161,6 +194,19 @@ DIFFERENT = [
     ("x_train_2024_v1", "x_train_2024_v2"),
     ("process 2024-068 now", "process 2024-069 nox"),
     ("Serve customers from 12 am to 3 pm", "Serve customers from 11 am to 3 pm"),
+    ("Use the data of 2024-05-15", "Use the data of 2024-05-16"),
+    ("Le traité du 9 mars 2024 vaut.", "Le traité du 10 mars 2024 vaut."),
+    ("合同于2024年3月9日签订。", "合同于2024年3月10日签订。"),
+    ("Договор от 9 марта 2024 года.", "Договор от 10 марта 2024 года."),
+    ("営業は9時からです。", "営業は10時からです。"),
+    ("Use the tool user_h264enc", "Use the tool user_h265enc"),
+    ("Use x86_64-unknown-linux-gnu-2024", "Use x86_64-unknown-linux-gnu-2025"),
+    ("Read V2_API_2024_REPORT_FINAL_V3", "Read V2_API_2024_REPORT_FINAL_V4"),
+    ("Run my-task_2024-step-3b-of-7c", "Run my-task_2024-step-3b-of-8c"),
+    ("Use Qwen2.5-Coder-32B-Instruct-GPTQ-Int4", "Use Qwen2.5-Coder-14B-Instruct-GPTQ-Int4"),
+    ("Call event_2024spring", "Call event_2025autumn"),
+    ("Read /tmp/report2024/a", "Read /tmp/report2025/a"),
+    ("3 tools at most. You are a helper", "4 tools at most. You are a helper"),
 ]
 
 
@@ -173,6 +219,12 @@ def test_noise_is_the_same_and_nothing_else_is(one: str, other: str) -> None:
     assert one == other or canonical_text(prompt(one)) == canonical_text(prompt(other))
     assert canonical_text(prompt(one)) != canonical_text(prompt(one) + " And warm.")
     assert "Be kind to all" in canonical_text(prompt(one)) and "of a team" in canonical_text(prompt(one))
+
+
+@pytest.mark.parametrize(("one", "other"), AT_THE_HEAD)
+def test_a_clock_or_an_id_may_be_the_first_of_all(one: str, other: str) -> None:
+    assert canonical_text(one) == canonical_text(other)
+    assert "You are a helper" in canonical_text(one)
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
@@ -242,7 +294,7 @@ def test_places_are_first_digits_of_words_and_digits_before_a_letter(alphabet: s
         text = "".join(random_.choices(alphabet, k=size))
         kinds = [kind(char) for char in text]
         pairs = list(itertools.pairwise(kinds))
-        heads = {at + 1 for at, pair in enumerate(pairs) if pair == ("", "digit")}
+        heads = {at for at, pair in enumerate(itertools.pairwise(["", *kinds])) if pair == ("", "digit")}
         assert _digit_places(text) == sorted(
             heads | {at for at, pair in enumerate(pairs) if pair == ("digit", "letter")}
         )

@@ -192,5 +192,14 @@ def test_bad_prompts(prompt: Any) -> None:
     assert refused({"prompt": prompt}, COMPLETIONS).param == "prompt"
 
 
+@pytest.mark.parametrize("prompt", [["hi"] * 17, [[1, 2]] * 17])
+def test_each_prompt_is_a_choice_and_those_are_bounded(prompt: list[Any]) -> None:
+    error = refused({"prompt": prompt}, COMPLETIONS)
+    assert error.param == "prompt" and "17 choices; at most 16" in error.message
+    assert prepare(COMPLETIONS, {"prompt": prompt[:16]}, TEXT)["prompt"] == prompt[:16]
+    assert refused({"prompt": prompt[:9], "n": 2}, COMPLETIONS).param == "prompt"
+    assert prepare(COMPLETIONS, {"prompt": list(range(500)), "n": 16}, TEXT)["n"] == 16
+
+
 def test_echo_may_ask_for_no_tokens() -> None:
     assert prepare(COMPLETIONS, {"prompt": "x", "echo": True, "max_tokens": 0}, TEXT)["max_tokens"] == 0

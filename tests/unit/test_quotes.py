@@ -183,3 +183,28 @@ def test_bounded() -> None:
     assert len(index._handed_over) == MAX_HANDED_OVER
     many = "\n".join(f"A line of some length, number {n}" for n in range(10_000))
     assert len(lines_of_answer(many)) == MAX_LINES_PER_TEXT
+
+
+WIDE = [
+    ("请为第{}组规划旅行。", "第{}组乘夜间火车前往旧港口，停留两天。再坐船返回。", "请检查以下计划：{}请简短回答。"),
+    (
+        "第{}班の旅行を計画してください。",
+        "第{}班は夜行列車で古い港へ行き、二日間滞在します。",
+        "次の計画を確認してください：{}以上。",
+    ),
+    (
+        "{}조의 여행을 계획해 주세요.",
+        "{}조는 야간 열차를 타고 옛 항구로 가서 이틀 동안 머뭅니다.",
+        "계획을 확인하세요: {}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "answer", "handed_over"), WIDE)
+def test_scripts_that_say_more_with_fewer_signs(team: Team, task: str, answer: str, handed_over: str) -> None:
+    """Their stops have no space behind them, and a sentence of sixteen signs says as much as one of 24 letters."""
+    numbers = "一二三"
+    firsts = [team.send(ROLES[0], task.format(n), answer.format(n)) for n in numbers]
+    assert len(set(firsts)) == len(numbers)
+    assert [team.send(ROLES[1], handed_over.format(answer.format(n))) for n in numbers] == firsts
+    assert team.send(ROLES[1], handed_over.format("好的。")) not in firsts

@@ -164,6 +164,37 @@ def test_billing_lines_go_and_nothing_else(bench: Bench, route: str, as_block: b
     assert len(agents) == 1
 
 
+def test_a_billing_line_in_one_of_several_parts_goes(bench: Bench) -> None:
+    parts = [{"type": "input_text", "text": "x-anthropic-billing-header: cch=1;\nBe kind."}]
+    turns = [
+        {"role": "system", "content": [*parts, {"type": "input_text", "text": "Be brief."}]},
+        {"role": "developer", "content": parts},
+        {"role": "user", "content": parts},
+    ]
+    header(ask(bench, "/v1/responses", {"model": "m", "input": turns}), "agent")
+    system, developer, user = (turn["content"] for turn in sent(bench).fields["input"])
+    assert [part["text"] for part in system] == ["Be kind.", "Be brief."] and developer == "Be kind."
+    assert user == parts
+
+
+def test_an_assistants_turn_in_parts_is_read_whole(bench: Bench) -> None:
+    """vLLM takes the first part alone."""
+    parts = [{"type": "output_text", "text": text, "annotations": []} for text in ("Go by ", "train.")]
+    turns = [
+        {"role": "user", "content": HISTORY[0]},
+        {"type": "message", "role": "assistant", "content": parts},
+        {"role": "user", "content": HISTORY[2]},
+    ]
+    first = ask(bench, "/v1/responses", {"model": "m", "instructions": SYSTEM, "input": HISTORY[0]})
+    second = ask(bench, "/v1/responses", {"model": "m", "instructions": SYSTEM, "input": turns})
+    assert [part["text"] for part in sent(bench).fields["input"][1]["content"]] == ["Go by train."]
+    third = ask(bench, "/v1/chat/completions", chat())
+    assert header(first, "session") == header(second, "session") and header(third, "agent") == header(second, "agent")
+    mixed = [*turns[:1], {"role": "assistant", "content": [parts[0], {"type": "refusal", "refusal": "no"}]}, turns[2]]
+    refused = bench.ask("POST", "/v1/responses", json={"model": "m", "input": mixed})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "input"
+
+
 def test_inner_system_messages_stay_where_they_are(bench: Bench) -> None:
     body = anthropic()
     body["messages"].insert(1, {"role": "system", "content": "<total_tokens>4999 tokens left</total_tokens>"})
@@ -283,6 +314,11 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ),
     ("/v1/responses", responses(tools=[{"type": "web_search_preview"}]), "tools[0].type"),
     ("/v1/responses", responses(tools={}), "tools"),
+    ("/v1/responses", responses(tool_choice="any"), "tool_choice"),
+    ("/v1/responses", responses(tool_choice=[]), "tool_choice"),
+    ("/v1/responses", responses(tool_choice={"type": "web_search_preview"}), "tool_choice"),
+    ("/v1/responses", responses(tool_choice={"type": "allowed_tools", "mode": "auto", "tools": []}), "tool_choice"),
+    ("/v1/responses", responses(tool_choice={"type": "function", "name": "none of them"}), "tool_choice"),
     ("/v1/responses", responses(max_output_tokens=0), "max_output_tokens"),
     ("/v1/responses", responses(max_output_tokens="5"), "max_output_tokens"),
     ("/v1/responses", responses(stream="yes"), "stream"),

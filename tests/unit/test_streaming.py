@@ -65,6 +65,25 @@ def test_usage_is_completed_only_where_it_is() -> None:
     assert '"usage"' not in run(ACCEPTED.to_wire(), CHUNK, DONE)[1]
 
 
+def test_usage_in_each_chunk_is_completed_in_each() -> None:
+    said = json.dumps({"choices": [{"index": 0, "delta": {"content": 'a "usage":{ b'}}]}, separators=(",", ":"))
+    chunks = [f'data: {said[:-1]},"usage":{{"prompt_tokens":100,"completion_tokens":{n}}}}}\n\n' for n in range(3)]
+    last = USAGE.replace("100}", '100,"prompt_tokens_details":null}')
+    text = run(ACCEPTED.to_wire(), *chunks, last, DONE)[1]
+    found = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+    assert [one["usage"]["prompt_tokens_details"] for one in found] == [{"cached_tokens": 64}] * 4
+    assert [one["usage"].get("completion_tokens") for one in found] == [0, 1, 2, None]
+    assert all(one["choices"][0]["delta"]["content"] == 'a "usage":{ b' for one in found[:3])
+
+
+def test_an_event_of_responses_passes_as_it_is() -> None:
+    """Also where a client's tool, which its answer repeats, looks like a chunk."""
+    tool = {"type": "function", "name": "f", "parameters": {"default": {"choices": [], "usage": {}}}}
+    content = {"type": "response.completed", "response": {"tools": [tool], "usage": {"input_tokens": 4}}}
+    event = f"event: response.completed\ndata: {json.dumps(content, separators=(',', ':'))}\n\n"
+    assert run(ACCEPTED.to_wire(), event)[1] == event + DONE
+
+
 def test_an_error_in_mid_stream_is_in_the_clients_shape() -> None:
     text = run(ACCEPTED.to_wire(), CHUNK, ERROR, DONE)[1]
     error = json.loads(text.split("data: ")[2])["error"]

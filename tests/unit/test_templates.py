@@ -85,6 +85,16 @@ def test_a_simulated_person_is_a_slot(gateway: Gateway) -> None:
     assert len(set(agents[:5])) == 5
 
 
+def test_how_much_a_user_says_first_does_not_matter(gateway: Gateway) -> None:
+    """A prompt with a customer's name, whose customers each begin with a long story of their own."""
+    agents = []
+    for n in range(9):
+        story = " ".join(f"On day {day} of trip {n} the ferry number {n * day} came late again." for day in range(12))
+        agents.append(gateway.send(CUSTOMER.format(f"the customer's name is Ann {n}"), story, f"s{n}"))
+        gateway.send(DESK, f"Reply to Ann {n}.", f"s{n}")
+    assert len(set(agents[:5])) == 5 and len(set(agents[5:])) == 1
+
+
 def test_roles_that_come_back_take_their_own_ids_again(gateway: Gateway) -> None:
     """Specialists that one agent hands over to look like persons at first; each comes back, a person doesn't."""
     texts = [CUSTOMER.format(f"you are the specialist for {name}") for name in "abcdefgh"]

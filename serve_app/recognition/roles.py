@@ -1,0 +1,38 @@
+"""The role that a user's first message gives where there is no system text (pure)."""
+
+import re
+from typing import Any
+
+from serve_app.recognition.canonical import text_of
+
+MAX_ROLE_CHARS = 256
+
+_YOU_ARE = (
+    r"you(?: are|['’]re) (?:an?|the|our|my|\w+,) "
+    r"|(?:du bist|sie sind) (?:eine?|der|die|das|unsere?|meine?) "
+    r"|(?:tu es|vous êtes) (?:(?:une?|les?|la|notre|mon) |l['’])"
+    r"|(?:eres|usted es) (?:una?|el|la|nuestr[oa]) "
+    r"|(?:você é|tu és) (?:uma?|os?|as?|noss[oa]) "
+    r"|(?:sei|lei è) (?:(?:una?|uno|il|la|lo) |un['’]|l['’])"
+    r"|(?:je|jij|u) bent (?:een|de|het|onze) "
+    r"|jesteś |(?:ты|вы) ?[—–-] |[你您](?:现在)?是(?![谁誰不否什怎哪])|你(?:将|要)?扮演|あなたは|(?:당신은|너는) "
+)
+_OPENINGS = (
+    rf"{_YOU_ARE}|(?:i want you to )?act as |(?:assume|take|play) (?:on )?the role of |your (?:name|role) is "
+    r"|(?:your )?role ?: ?|role\n|<role>|agis comme |actúa como |agisci come |aja como "
+)
+_ROLE = re.compile(
+    rf"(?:\[[^\]\n]{{1,48}}\]|<(?:system|instructions?|prompt)>|(?:system|instructions?|prompt) ?:|[\s#*>-])*"
+    rf"((?:{_OPENINGS})[^\n?？]*?[^\n?？](?=[.!](?:\s|\Z)|[。！]|\n|</))",
+    re.IGNORECASE,
+)
+"""A role to the end of its sentence or line, behind a clock, a tag or marks: 'You are given ...' is a task, a question
+is none."""
+
+
+def role_of_first_user(messages: list[dict[str, Any]]) -> str:
+    """Empty if the first message gives no role."""
+    if messages[0].get("role") != "user":
+        return ""
+    match = _ROLE.match(text_of(messages[0].get("content"))[:MAX_ROLE_CHARS])
+    return " ".join(match.group(1).split()) if match else ""

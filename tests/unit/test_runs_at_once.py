@@ -1,0 +1,59 @@
+"""Several runs of one task at once, without a hint, in any order of sending, acceptance and answering."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from serve_app.identity import IdentityResolver, Resolved
+
+RUNS, STEPS = 4, 6
+
+
+@dataclass
+class Run:
+    """`sessions`: of its requests so far; `pending` is on its way or being answered."""
+
+    number: int
+    messages: list[dict[str, Any]] = field(
+        default_factory=lambda: [{"role": "user", "content": "Count on from here, please, one step at a time."}]
+    )
+    sessions: list[str] = field(default_factory=list)
+    pending: Resolved | None = None
+
+
+def advance(resolver: IdentityResolver, run: Run, is_alike: bool, agents: int) -> None:
+    """One of three: it sends, the engine takes it, its answer is complete."""
+    step = len(run.sessions)
+    if run.pending is None:
+        system = {"role": "system", "content": f"You are agent {'abc'[step % agents]} of the counters."}
+        run.pending = resolver.resolve("t", {}, {"messages": [system, *run.messages]})
+    elif not run.pending.accepted:
+        resolver.accept(run.pending)
+    else:
+        answer = f"step {step}" if is_alike else f"step {step} of {run.number}"
+        resolver.answered(run.pending, answer)
+        run.sessions.append(run.pending.identity.session)
+        run.messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "go"}]
+        run.pending = None
+
+
+@pytest.mark.parametrize("agents", [1, 3])
+@pytest.mark.parametrize("is_alike", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_session_holds_two_runs(seed: int, is_alike: bool, agents: int) -> None:
+    """Where answers differ, if only in a digit, each run is one session; where they don't, none has two of a step."""
+    rng = random.Random(seed)
+    resolver = IdentityResolver(b"secret")
+    runs = [Run(number) for number in range(RUNS)]
+    while live := [run for run in runs if len(run.sessions) < STEPS]:
+        advance(resolver, rng.choice(live), is_alike, agents)
+    steps = Counter((session, step) for run in runs for step, session in enumerate(run.sessions))
+    assert max(steps.values()) == 1
+    assert len({session for run in runs for session in run.sessions}) == RUNS
+    if not is_alike:
+        assert all(len(set(run.sessions)) == 1 for run in runs)
