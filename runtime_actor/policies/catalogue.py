@@ -60,7 +60,7 @@ def class_of(settings: AnyPolicySettings) -> type[Policy]:
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - somebody's module may raise anything
         raise ConfigurationError(f"policies.{settings.name}.path: {path!r} can't be imported: {error}") from None
     if not isinstance(found, type) or not issubclass(found, Policy) or found.seat not in SEATS:
         raise ConfigurationError(
@@ -92,7 +92,13 @@ def seat_of(settings: AnyPolicySettings) -> str | None:
 
 def make(settings: AnyPolicySettings, substrate: Clock) -> Policy:
     """Raises ConfigurationError naming the policy, the option and what is allowed."""
-    return class_of(settings)(settings, substrate)
+    kind = class_of(settings)
+    try:
+        return kind(settings, substrate)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"policies.{settings.name}: can't be made: {error!r}") from error
 
 
 def check(settings: Iterable[AnyPolicySettings]) -> None:

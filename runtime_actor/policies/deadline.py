@@ -9,11 +9,12 @@ with 429 `deadline_unreachable`, rather than served too late at the cost of othe
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from runtime_actor.fair_map import FairMap
 from runtime_actor.policies.base import (
     GATEWAY,
     Clock,
@@ -29,6 +30,7 @@ from runtime_actor.policies.base import (
 from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_AGENTS = 4096
+"""With a mean of what they find cached; shared fairly by tenants, longest unseen first."""
 MAX_REQUESTS = 100_000
 MEMORY = 0.1
 """Weight of the newest request in the running means."""
@@ -79,7 +81,7 @@ class DeadlinePolicy(Policy):
         self._seconds_per_token = Mean()
         self._gap_s = Mean()
         self._served_s = -math.inf
-        self._cached: OrderedDict[tuple[str, str], Mean] = OrderedDict()
+        self._cached: FairMap[str, Mean] = FairMap(MAX_AGENTS)
         self._waiting: dict[int, float] = {}
         self._counts: Counter[str] = Counter()
 
@@ -94,7 +96,7 @@ class DeadlinePolicy(Policy):
             return None
         due_s = self.due_s(request)
         ahead = sum(1 for other_s in self._waiting.values() if other_s <= due_s)
-        cached = self._cached.get((request.workload, request.agent))
+        cached = self._cached.get(request.workload, request.agent)
         computed = request.prompt_tokens * (1.0 - (cached.value if cached is not None else 0.0))
         return ahead * self._gap_s.value + computed * self._seconds_per_token.value
 
@@ -133,12 +135,10 @@ class DeadlinePolicy(Policy):
         request = event.request
         if event.prompt_tokens <= 0:
             return
-        key = (request.workload, request.agent)
-        cached = self._cached.setdefault(key, Mean())
-        self._cached.move_to_end(key)
-        cached.add(event.cached_tokens / event.prompt_tokens)
-        if len(self._cached) > MAX_AGENTS:
-            self._cached.popitem(last=False)
+        agents = self._cached.part(request.workload)
+        agents.setdefault(request.agent, Mean()).add(event.cached_tokens / event.prompt_tokens)
+        agents.move_to_end(request.agent)
+        self._cached.trim(request.workload)
         if event.ttft_s is None:
             return
         computed = max(1, event.prompt_tokens - event.cached_tokens)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import RequestArrived, SessionEnded
 from runtime_actor.policies.base import (
     GATEWAY,
@@ -27,7 +28,7 @@ from runtime_actor.policies.base import (
     Verdict,
 )
 from runtime_actor.policies.patterns import Scan, ScanTimeout, StreamScanner
-from runtime_actor.policies.prompt_texts import mapped_texts, texts, unreadable
+from runtime_actor.policies.prompt_texts import mapped_texts, read, unreadable
 from runtime_actor.policies.safety_rules import (
     Budgets,
     Compiled,
@@ -41,8 +42,8 @@ from runtime_actor.settings import AnyPolicySettings
 
 MAX_SESSIONS = 8192
 MAX_EDGES = 16_384
-"""Transitions that are remembered; beyond a bound the one unused for longest is forgotten, and what follows a
-forgotten agent is no surprise."""
+"""Transitions that are remembered. Both are shared fairly by tenants; beyond a bound the one unused for longest is
+forgotten, and what follows a forgotten agent is no surprise."""
 
 audit_log = logging.getLogger("agent_runtime.audit")
 
@@ -61,8 +62,9 @@ class SafetyPolicy(Policy):
         self._rules = compile_rules(self.options)
         self._fails_closed = bool(getattr(settings, "fail_closed", False))
         self._budgets = Budgets()
-        self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._edges: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._last: FairMap[str, str] = FairMap(MAX_SESSIONS)
+        self._edges: FairMap[tuple[str, str], bool] = FairMap(MAX_EDGES)
+        """A workload's transitions: (agent before, agent)."""
         self._left: Counter[tuple[str, str]] = Counter()
         self._counts: Counter[str] = Counter()
 
@@ -72,26 +74,26 @@ class SafetyPolicy(Policy):
         if isinstance(event, RequestArrived):
             self._moved(event.workload, event.session, event.agent)
         elif isinstance(event, SessionEnded):
-            self._last.pop((event.workload, event.session), None)
+            self._last.pop(event.workload, event.session)
         elif isinstance(event, RequestServed):
             self._charge(event)
 
     def _moved(self, workload: str, session: str, agent: str) -> None:
-        key = (workload, session)
-        before = self._last.get(key)
-        self._last[key] = agent
-        self._last.move_to_end(key)
-        if len(self._last) > MAX_SESSIONS:
-            self._last.popitem(last=False)
+        sessions = self._last.part(workload)
+        before = sessions.get(session)
+        sessions[session] = agent
+        sessions.move_to_end(session)
+        self._last.trim(workload)
         if before is None:
             return
-        edge = (workload, before, agent)
         self._left[workload, before] += 1
-        self._edges[edge] = None
-        self._edges.move_to_end(edge)
-        if len(self._edges) > MAX_EDGES:
-            (old_workload, old_before, _), _ = self._edges.popitem(last=False)
-            del self._left[old_workload, old_before]
+        edges = self._edges.part(workload)
+        edges[before, agent] = True
+        edges.move_to_end((before, agent))
+        while len(self._edges) > MAX_EDGES:
+            owner, edge = self._edges.oldest(workload)
+            self._edges.pop(owner, edge)
+            del self._left[owner, edge[0]]
 
     def _charge(self, event: RequestServed) -> None:
         request = event.request
@@ -142,10 +144,10 @@ class SafetyPolicy(Policy):
     def _check_transition(self, request: RequestView, compiled: Compiled) -> Refusal | None:
         if compiled.rule.transitions == "off":
             return None
-        before = self._last.get((request.workload, request.session))
+        before = self._last.get(request.workload, request.session)
         if before is None or self._left[request.workload, before] < compiled.rule.min_seen:
             return None
-        if (request.workload, before, request.agent) in self._edges:
+        if self._edges.get(request.workload, (before, request.agent)):
             return None
         if compiled.rule.transitions == "refuse":
             return self._refuse(request, "unknown_transition", "this agent has never come after the last one", 403)
@@ -174,9 +176,12 @@ class SafetyPolicy(Policy):
         if unreadable(request.fields):
             return self._unjudged(request, "unreadable_prompt")
         scan = Scan()
+        prompt = read(request.fields)
         try:
             for pattern in compiled.prompt:
-                if pattern.refuses and any(scan.search(pattern, text) for text in texts(request.fields)):
+                # A name can't be replaced: others refer to it.
+                looked_at = (*prompt.names, *prompt.texts) if pattern.refuses else prompt.names
+                if any(scan.search(pattern, text) for text in looked_at):
                     return self._refuse(request, "content_not_allowed", f"`{pattern.name}` matches the prompt", 403)
             return self._redacted(request, compiled, scan)
         except ScanTimeout:
