@@ -121,6 +121,9 @@ class MemoActor:
     async def invalidate(self, tenant: str, tool: str) -> int:
         return self._store.invalidate(tenant, tool)
 
+    async def clear(self) -> int:
+        return self._store.clear()
+
     async def state(self) -> dict[str, int]:
         store = self._store
         return {

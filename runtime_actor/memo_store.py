@@ -299,6 +299,16 @@ class MemoStore:
         self.counts["invalidated"] += len(digests)
         return len(digests)
 
+    def clear(self) -> int:
+        """Drop everything of everybody, what is under way included; how many results were kept."""
+        keys = [(name, digest) for name, tenant in self._tenants.items() for digest in tenant.entries]
+        for key in keys:
+            self._remove(key)
+        for flight in self._tickets.values():
+            flight.is_void = True
+        self.counts["invalidated"] += len(keys)
+        return len(keys)
+
     def _put(self, key: Key, entry: Entry) -> None:
         self._remove(key)
         tenant = self._tenants.setdefault(key[0], _Tenant())

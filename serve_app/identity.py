@@ -182,18 +182,18 @@ class IdentityResolver:
         if isinstance(messages, list):
             return self._chat_agent(tenant, messages, body.get("tools"), reading)
         preamble, shown = preamble_of(body.get("prompt"))
-        content = self._digests.of_text(preamble)
+        content = self._digests.of_text(tenant, preamble)
         return _Agent(self._id("a", tenant, b"text:" + content), "content", _label(shown))
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
-        of_tools = self._digests.of_tools(tools)
-        content = self._digests.of_text(system) + of_tools
+        of_tools = self._digests.of_tools(tenant, tools)
+        content = self._digests.of_text(tenant, system) + of_tools
         label = _label(strip_billing(system[:4096]))
         if not system:
             role = _role_of_first_user(messages)
             if role:
-                content = self._digests.of_text(role) + of_tools
+                content = self._digests.of_text(tenant, role) + of_tools
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"

@@ -196,7 +196,7 @@ class PrefetchSuggestion:
 
 @dataclass(frozen=True, slots=True)
 class InvalidateSuggestion:
-    """Drop what is kept of a tenant's results of `tool`."""
+    """Drop what is kept of a tenant's results of `tool`; both empty: everything of everybody."""
 
     policy: str
     tenant: str

@@ -23,6 +23,8 @@ from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_TOOLS = 1024
 MAX_PENDING = 1024
+ALL = ("", "")
+"""Tenant and tool of an invalidation of everything."""
 MAX_ARGUMENT_CHARS = 256 * 1024
 
 
@@ -79,7 +81,8 @@ class MemoKey:
 
 
 class MemoPolicy(Policy):
-    """Invalidations wait for the next `act`, at most MAX_PENDING; beyond it the oldest is lost and counted."""
+    """Invalidations wait for the next `act`, at most MAX_PENDING; beyond it all results of everybody are dropped, since
+    one that were lost would be a wrong answer."""
 
     name: ClassVar[str] = "memo"
     seat: ClassVar[str] = GATEWAY
@@ -117,11 +120,17 @@ class MemoPolicy(Policy):
 
     def happened(self, tenant: str, event: str) -> None:
         """A tool returned, or an event of that name happened: what it makes void is dropped at the next act."""
+        if ALL in self._pending:
+            return
         for tool in self._voids.get(event, ()):
             self._pending[tenant, tool] = None
-            if len(self._pending) > MAX_PENDING:
-                del self._pending[next(iter(self._pending))]
-                self._counts["invalidations_lost"] += 1
+        if len(self._pending) > MAX_PENDING:
+            self._pending = {ALL: None}
+            self._counts["dropped_all"] += 1
+
+    def keeps(self, tool: str) -> bool:
+        """Whether results of a tool of that name may be kept, of whatever version and tenant."""
+        return tool in self._tools
 
     def act(self) -> list[InvalidateSuggestion]:
         pending, self._pending = self._pending, {}

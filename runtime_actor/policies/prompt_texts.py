@@ -30,7 +30,7 @@ MAX_DEPTH = 256
 
 @dataclass(slots=True)
 class Prompt:
-    """What a model will read of a request. `names`: of tools, parameters, speakers; each once, the form's own left out."""
+    """What a model will read of a request. `names`: of tools, parameters, speakers; each once, without the form's own."""
 
     texts: list[str] = field(default_factory=list)
     names: dict[str, None] = field(default_factory=dict)

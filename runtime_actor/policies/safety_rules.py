@@ -15,8 +15,8 @@ ANY = "*"
 MAX_RULES = 256
 MAX_PATTERNS = 64
 MAX_BUDGETS = 8192
-"""Agents with a budget that are remembered, shared fairly by tenants; the one unused for longest is forgotten, and starts
-with a full one."""
+"""Agents with a budget that are remembered, shared fairly by tenants; the one unused for longest is forgotten, and
+starts with a full one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from runtime_actor.policies.base import (
     Clock,
     GuessSuggestion,
     Observation,
-    Policy,
     Refusal,
     RequestRefused,
     RequestView,
@@ -114,14 +113,16 @@ class PolicyDesk:
             else p
             for p in made
         ]
-        self.host.close()
-        self.host = PolicyHost(policies, self._failure_limit, CALL_LIMIT_S)
+        former, self.host = self.host, PolicyHost(policies, self._failure_limit, CALL_LIMIT_S)
+        self.host.take_over(former)
+        former.close_others(self.host)
         self.reads_answers = any(h.enabled and h.policy.reads_answers for h in self.host.policies)
         self._set_queue()
         if self.speculation is None:
             self.ahead.end_all()
 
     def _set_queue(self) -> None:
+        """Without a policy that orders, also where it was switched off for its faults, requests don't wait here."""
         wanted = self.has("order")
         if wanted and self.turnstile is None:
             self.turnstile = Turnstile(*self._bounds, lambda requests: self.host.order(requests))
@@ -130,7 +131,7 @@ class PolicyDesk:
             self.turnstile.grant()
 
     def has(self, hook: str) -> bool:
-        return any(h.enabled and getattr(type(h.policy), hook) is not getattr(Policy, hook) for h in self.host.policies)
+        return self.host.has(hook)
 
     @property
     def now_s(self) -> float:
@@ -190,6 +191,8 @@ class PolicyDesk:
         Raises ApiError where a policy refuses it."""
         if not self.is_active:
             return NO_TICKET
+        if self.turnstile is not None and self.turnstile.places == self._bounds[0] and not self.has("order"):
+            self._set_queue()
         request = RequestView(
             request_id=next(self._numbers),
             tenant=identity.tenant,

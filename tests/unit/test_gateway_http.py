@@ -144,6 +144,7 @@ def test_a_stream_that_is_never_read_gives_its_place_back(bench: Bench) -> None:
         ("GET", "/runtime/predict?session_id=x&horizon=3", 200),
         ("GET", "/runtime/predict?session_id=x&horizon=100", 400),
         ("GET", "/runtime/predict?session_id=x&horizon=-", 400),
+        ("GET", "/runtime/predict?session_id=x&horizon=--5", 400),
         ("GET", "/runtime/predict?session_id=x&horizon=1²", 400),
         ("GET", "/runtime/predict", 400),
         ("GET", "/docs", 404),

@@ -146,7 +146,7 @@ def test_a_successor_goes_on_with_what_was_counted_and_asked_for() -> None:
     former.guesses()
     former.guesses()
     assert former.policies[0].switched_off
-    made = host(kept, Scripted(lambda: [], "changed"), failure_limit=2)
+    made = host(kept, Scripted(list, "changed"), failure_limit=2)
     made.take_over(former)
     former.close_others(made)
     assert [s.tool for s in made.invalidations()] == ["tool"] * 3
