@@ -30,7 +30,7 @@ MAX_DEPTH = 256
 
 @dataclass(slots=True)
 class Prompt:
-    """What a model will read of a request. `names`: of tools, parameters, speakers; each once, without the form's own."""
+    """What a model will read of a request. `names`: of tools, parameters, speakers; each once, without USUAL_NAMES."""
 
     texts: list[str] = field(default_factory=list)
     names: dict[str, None] = field(default_factory=dict)
