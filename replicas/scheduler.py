@@ -19,7 +19,7 @@ import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 class AgentSchedulerMixin:
     """Tells a CacheKeeper what becomes of each request. Scheduling itself changes only where a policy orders
-    the waiting queue."""
+    the waiting queue, and where a request waits that is to lead: prompts under way then give way between two steps."""
 
     keeper: CacheKeeper
     seat: QueueSeat
@@ -73,6 +73,29 @@ class AgentSchedulerMixin:
             return [f"queue_policies: {error}"]
         self.waiting, rejected = self.seat.configure(settings, self.waiting)
         return rejected
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        aside = self._giving_way()
+        if not aside:
+            return super().schedule(*args, **kwargs)
+        self.running = [request for request in self.running if request not in aside]
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.running.extend(aside)
+
+    def _giving_way(self) -> list[Request]:
+        """Prompts that are being computed, while a request waits that is to lead (no client's priority is below 0) and
+        that could begin now. It gets their part of this step; they keep their blocks and go on in the next one."""
+        if self.policy != SchedulingPolicy.PRIORITY or not self.waiting or self.skipped_waiting:
+            return []
+        first = self.waiting.peek_request()
+        if first.priority >= 0 or len(self.running) >= self.max_num_running_reqs:
+            return []
+        needed = -(-first.num_tokens // self.block_size) + 1
+        if needed > self.kv_cache_manager.block_pool.get_num_free_blocks():
+            return []
+        return [one for one in self.running if one.is_prefill_chunk and one.priority > first.priority]
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests

@@ -29,6 +29,7 @@ from serve_app.generation import ContextLimits, Exchange
 from serve_app.hints import (
     AHEAD_PRIORITY,
     CLIPPED,
+    LEAD,
     cache_salt,
     engine_fields,
     forwarded_headers,
@@ -225,7 +226,8 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
     ) -> Exchange:
         identity = flight.identity
         tag = OwnerTag(identity.workload, identity.agent, identity.session)
-        allowed_priority = priority if self._settings.has_priorities else 0
+        asked = priority - LEAD if flight.ticket.leads else priority
+        allowed_priority = asked if self._settings.has_priorities else 0
         raw = RawRequestInfo(headers=forwarded_headers(headers))
 
         last: str | None = None

@@ -37,6 +37,9 @@ MAX_NOTED = 64
 MAX_PRIORITY = 10
 """A client may put its own request back by up to this much (lower is earlier), never ahead of others."""
 
+LEAD = 1
+"""By how much a request goes before its own priority that is to lead in the engines: no client can say so."""
+
 AHEAD_PRIORITY = MAX_PRIORITY + 1
 """Of requests that nobody has asked for yet."""
 

@@ -131,6 +131,7 @@ class FairnessPolicy(Policy):
     name: ClassVar[str] = "fairness"
     seat: ClassVar[str] = GATEWAY
     in_place: ClassVar[bool] = True
+    lets_lead: ClassVar[bool] = True
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)

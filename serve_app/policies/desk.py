@@ -125,13 +125,16 @@ class PolicyDesk:
         """Without a policy that orders, also where it was switched off for its faults, requests don't wait here."""
         wanted = self.has("order")
         if wanted and self.turnstile is None:
-            self.turnstile = Turnstile(*self._bounds, lambda requests: self.host.order(requests))
+            self.turnstile = Turnstile(*self._bounds, lambda requests: self.host.order(requests), self._lets_lead)
         elif self.turnstile is not None:
             self.turnstile.places, self.turnstile.prefill_tokens = self._bounds if wanted else UNBOUNDED
             self.turnstile.grant()
 
     def has(self, hook: str) -> bool:
         return self.host.has(hook)
+
+    def _lets_lead(self) -> bool:
+        return any(hosted.enabled and hosted.policy.lets_lead for hosted in self.host.policies)
 
     @property
     def now_s(self) -> float:
@@ -249,6 +252,7 @@ class PolicyDesk:
             "waiting": gate.waiting,
             "passed": gate.passed,
             "waited": gate.waited,
+            "led": gate.led,
         }
 
 
