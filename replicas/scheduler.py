@@ -79,9 +79,11 @@ class AgentSchedulerMixin:
         if not aside:
             return super().schedule(*args, **kwargs)
         self.running = [request for request in self.running if request not in aside]
+        self.max_num_running_reqs -= len(aside)
         try:
             return super().schedule(*args, **kwargs)
         finally:
+            self.max_num_running_reqs += len(aside)
             self.running.extend(aside)
 
     def _giving_way(self) -> list[Request]:

@@ -44,19 +44,21 @@ class Pass:
         self._gate: Turnstile | None = gate
         self._tenant = tenant
         self._tokens = tokens
+        self._is_computed = False
         self.leads = leads
 
     def has_output(self) -> None:
         """Its prompt is computed."""
-        if self._gate is not None and self._tokens:
-            self._gate.computed(self._tokens, self.leads)
-            self._tokens = 0
-            self._gate.grant()
+        gate = self._gate
+        if gate is not None and not self._is_computed:
+            self._is_computed = True
+            gate.computed(self._tokens, self.leads)
+            gate.grant()
 
     def leave(self) -> None:
         gate, self._gate = self._gate, None
         if gate is not None:
-            if self._tokens:
+            if not self._is_computed:
                 gate.computed(self._tokens, self.leads)
             gate.left(self._tenant)
             gate.grant()
