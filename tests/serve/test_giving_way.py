@@ -1,4 +1,4 @@
-"""A request that is to lead, in vLLM's real scheduler: prompts under way give it their part of a step, else nothing changes."""
+"""A request that is to lead, in vLLM's real scheduler: prompts under way give it their part of a step."""
 
 from __future__ import annotations
 

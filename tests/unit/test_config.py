@@ -74,6 +74,8 @@ BAD_ARGS = [
     ("deployment.num_replicas", -1, ">= 1"),
     ("deployment.num_replicas", True, "integer"),
     ("deployment.autoscaling", {"min_replicas": 5, "max_replicas": 2}, "at most"),
+    ("deployment.autoscaling", {"min_replicas": 1, "max_replicas": 2}, "num_replicas: has no effect with autoscaling"),
+    ("deployment.accelerator_type", "H100", "num_gpus_per_replica above 0"),
     ("engine_kwargs.max_model_length", 8192, "max_model_len"),
     ("engine_kwargs.max_num_seqs", -8, ">= 1"),
     ("engine_kwargs.enforce_eager", "yes", "true or false"),

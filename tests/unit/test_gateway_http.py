@@ -158,6 +158,18 @@ def test_paths(bench: Bench, method: str, path: str, status: int) -> None:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_every_refused_request_is_counted(bench: Bench) -> None:
+    counted: list[int] = []
+    bench.gateway._metrics.count_refusal = counted.append
+    assert bench.ask("POST", "/v1/chat/completions", None, json={}).status_code == 401
+    assert bench.ask("POST", "/v1/completions", content=b"{").status_code == 400
+    slots = [bench.gateway._admission.admit(tenant) for tenant in ("one", "ops")]
+    assert bench.chat().status_code == 429
+    for slot in slots:
+        slot.free()
+    assert bench.chat().status_code == 200 and counted == [401, 400, 429]
+
+
 def test_keys_and_headers(bench: Bench) -> None:
     assert bench.ask("GET", "/v1/models", None).status_code == 401
     assert bench.ask("GET", "/runtime/", None).status_code == 200
