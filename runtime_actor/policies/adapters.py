@@ -8,14 +8,15 @@ has to go for it (`replicas/adapters.py`).
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import RequestArrived, SessionEnded
-from runtime_actor.policies.base import ACTOR, AdapterSuggestion, Clock, Observation, Policy, Substrate
+from runtime_actor.policies.base import ACTOR, AdapterSuggestion, Clock, Observation, Substrate
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_AGENTS = 4096
@@ -44,21 +45,19 @@ class SessionNeeds:
     needs: dict[str, float] = field(default_factory=dict)
 
 
-class AdaptersPolicy(Policy):
+class AdaptersPolicy(OwnPolicy[AdaptersOptions]):
     name: ClassVar[str] = "adapters"
     seat: ClassVar[str] = ACTOR
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = AdaptersOptions
 
     substrate: Substrate
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(AdaptersOptions)
         self._adapters: FairMap[str, str] = FairMap(MAX_AGENTS)
         self._sessions: FairMap[str, SessionNeeds] = FairMap(MAX_SESSIONS)
         self._dirty: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._changed: dict[str, None] = {}
-        self._counts: Counter[str] = Counter()
 
     # --- observe ------------------------------------------------------------------------------------
 

@@ -9,10 +9,9 @@ with 429 `deadline_unreachable`, rather than served too late at the cost of othe
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runtime_actor.fair_map import FairMap
 from runtime_actor.policies.base import (
@@ -20,13 +19,13 @@ from runtime_actor.policies.base import (
     Clock,
     Observation,
     Ordered,
-    Policy,
     Refusal,
     RequestRefused,
     RequestSent,
     RequestServed,
     RequestView,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_AGENTS = 4096
@@ -66,24 +65,22 @@ class Mean:
         self.value += (value - self.value) * max(MEMORY, 1.0 / self.count)
 
 
-class DeadlinePolicy(Policy):
+class DeadlinePolicy(OwnPolicy[DeadlineOptions]):
     """What waits and is due earlier, divided by the rate at which prompts were served lately, is the queue
     ahead of a request; its own prompt comes on top."""
 
     name: ClassVar[str] = "deadline"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = DeadlineOptions
     reads_ttft_slo: ClassVar[bool] = True
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(DeadlineOptions)
         self._seconds_per_token = Mean()
         self._gap_s = Mean()
         self._served_s = -math.inf
         self._cached: FairMap[str, Mean] = FairMap(MAX_AGENTS)
         self._waiting: dict[int, float] = {}
-        self._counts: Counter[str] = Counter()
 
     def due_s(self, request: RequestView) -> float:
         """When its first token is due, its priority taken into account."""

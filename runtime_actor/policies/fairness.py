@@ -9,7 +9,7 @@ away earns no credit. It only orders: no place is kept empty for anybody.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,13 +20,13 @@ from runtime_actor.policies.base import (
     Clock,
     Observation,
     Ordered,
-    Policy,
     Refusal,
     RequestRefused,
     RequestSent,
     RequestServed,
     RequestView,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_TENANTS = 4096
@@ -124,18 +124,17 @@ class Charge:
         self.agent.counter += amount
 
 
-class FairnessPolicy(Policy):
+class FairnessPolicy(OwnPolicy[FairnessOptions]):
     """Order: the tenant's counter, then the agent's; of equal ones, whoever has less in the engines. Without that
     a flow that comes back, and starts at the least counter, would wait behind the one that holds it."""
 
     name: ClassVar[str] = "fairness"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = FairnessOptions
     lets_lead: ClassVar[bool] = True
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(FairnessOptions)
         for tenant, weight in self.options.weights.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0.001 <= weight <= 1000.0:
                 raise ConfigurationError(
@@ -145,7 +144,6 @@ class FairnessPolicy(Policy):
         self._tenants = Level(MAX_TENANTS)
         self._agents: OrderedDict[str, Level] = OrderedDict()
         self._charges: dict[int, Charge] = {}
-        self._counts: Counter[str] = Counter()
 
     def admit(self, request: RequestView) -> Refusal | None:
         """Enters the request in the account. Refused are those of a tenant that fills the queue by itself."""

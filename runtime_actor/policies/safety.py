@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import RequestArrived, SessionEnded
@@ -20,13 +19,13 @@ from runtime_actor.policies.base import (
     Clock,
     Observation,
     OutputFilter,
-    Policy,
     Refusal,
     RequestServed,
     RequestView,
     Rewrite,
     Verdict,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.policies.patterns import Scan, ScanTimeout, StreamScanner
 from runtime_actor.policies.prompt_texts import mapped_texts, read, unreadable
 from runtime_actor.policies.safety_rules import (
@@ -48,17 +47,16 @@ forgotten, and what follows a forgotten agent is no surprise."""
 audit_log = logging.getLogger("agent_runtime.audit")
 
 
-class SafetyPolicy(Policy):
+class SafetyPolicy(OwnPolicy[SafetyOptions]):
     """A request that can't be judged (token ids where a pattern is to be looked for, a search that doesn't end
     in time) is refused if the policy fails closed, and flagged otherwise."""
 
     name: ClassVar[str] = "safety"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = SafetyOptions
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(SafetyOptions)
         self._rules = compile_rules(self.options)
         self._fails_closed = bool(getattr(settings, "fail_closed", False))
         self._budgets = Budgets()
@@ -66,7 +64,6 @@ class SafetyPolicy(Policy):
         self._edges: FairMap[tuple[str, str], bool] = FairMap(MAX_EDGES)
         """A workload's transitions: (agent before, agent)."""
         self._left: Counter[tuple[str, str]] = Counter()
-        self._counts: Counter[str] = Counter()
 
     # --- observe ------------------------------------------------------------------------------------
 
@@ -254,9 +251,6 @@ class SafetyPolicy(Policy):
             size = file.tell()
         if size >= self.options.audit_bytes:
             path.replace(path.with_name(path.name + ".1"))
-
-    def counters(self) -> Mapping[str, int]:
-        return dict(self._counts)
 
 
 class _Filter:

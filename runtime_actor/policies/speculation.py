@@ -9,7 +9,7 @@ time and cost nothing; started are those of places where lately almost all were 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -22,11 +22,11 @@ from runtime_actor.policies.base import (
     GuessEnded,
     GuessSuggestion,
     Observation,
-    Policy,
     RequestSent,
     RequestServed,
     RequestView,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.policies.request_templates import Frame, Source, Template, asked_text, learnt
 from runtime_actor.settings import AnyPolicySettings, number
 
@@ -128,17 +128,16 @@ class Account:
             self.served, self.wasted = self.served / 2.0, self.wasted / 2.0
 
 
-class SpeculationPolicy(Policy):
+class SpeculationPolicy(OwnPolicy[SpeculationOptions]):
     """All is kept by workload, which is a tenant's: nobody's requests or answers show in another's guesses."""
 
     name: ClassVar[str] = "speculation"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = SpeculationOptions
     reads_answers: ClassVar[bool] = True
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(SpeculationOptions)
         self._sessions: FairMap[str, Session] = FairMap(MAX_SESSIONS)
         self._places: FairMap[tuple[str, int], Place] = FairMap(MAX_PLACES)
         self._frames: FairMap[str, Frame] = FairMap(MAX_FRAMES)
@@ -146,7 +145,6 @@ class SpeculationPolicy(Policy):
         self._found: list[GuessSuggestion] = []
         self._delays: deque[float] = deque(maxlen=DELAYS)
         self._hedge_after_s: float | None = None
-        self._counts: Counter[str] = Counter()
 
     # --- observe ------------------------------------------------------------------------------------
 
