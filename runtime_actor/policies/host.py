@@ -34,6 +34,7 @@ from runtime_actor.settings import PolicySettings
 from runtime_actor.tables import ReachTables
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Policy)
 S = TypeVar("S", PrefetchSuggestion, InvalidateSuggestion, GuessSuggestion, AdapterSuggestion)
 
 MAX_OPEN = 4096
@@ -206,6 +207,11 @@ class PolicyHost:
     def has(self, hook: str) -> bool:
         """Whether a policy that is on has something to say there."""
         return any(hosted.enabled and _has(hosted, hook) for hosted in self._hosted)
+
+    def running(self, kind: type[P]) -> P | None:
+        """The policy of that kind, if there is one and it is on."""
+        found = (hosted.policy for hosted in self._hosted if hosted.enabled)
+        return next((policy for policy in found if isinstance(policy, kind)), None)
 
     def get(self, name: str) -> Hosted | None:
         return next((h for h in self._hosted if h.policy.settings.name == name), None)

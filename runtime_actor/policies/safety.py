@@ -241,11 +241,21 @@ class SafetyPolicy(OwnPolicy[SafetyOptions]):
         line = json.dumps(entry)
         audit_log.warning("%s", line)
         if self.options.audit_file is not None:
-            self._write(line)
+            self._put_on_record(Path(self.options.audit_file), line)
 
-    def _write(self, line: str) -> None:
-        """Raises OSError: a decision that can't be put on record is a failure of the policy."""
-        path = Path(self.options.audit_file or "")
+    def _put_on_record(self, path: Path, line: str) -> None:
+        """Raises OSError where the policy fails closed: a decision that can't be put on record is then a failure of
+        the policy. Else the decision stands, since a full disk must not be a way round the rules."""
+        try:
+            self._write(path, line)
+        except OSError as error:
+            if self._fails_closed:
+                raise
+            self._counts["unrecorded"] += 1
+            if self._counts["unrecorded"] == 1:
+                audit_log.error("the audit file can't be written: %s", error.strerror)
+
+    def _write(self, path: Path, line: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             size = file.tell()

@@ -160,9 +160,7 @@ class PolicyDesk:
     @property
     def speculation(self) -> SpeculationPolicy | None:
         """The policy, if it is on."""
-        hosted = self.host.get(SpeculationPolicy.name)
-        on = hosted is not None and hosted.enabled and isinstance(hosted.policy, SpeculationPolicy)
-        return hosted.policy if on and hosted is not None and isinstance(hosted.policy, SpeculationPolicy) else None
+        return self.host.running(SpeculationPolicy)
 
     def start_guesses(self) -> None:
         """Those that the policies ask for, while there is room that no client's request wants."""

@@ -66,9 +66,7 @@ class MemoDesk:
     @property
     def policy(self) -> MemoPolicy | None:
         """The policy, if it is on."""
-        hosted = self._desk.host.get(MemoPolicy.name)
-        on = hosted is not None and hosted.enabled and isinstance(hosted.policy, MemoPolicy)
-        return hosted.policy if on and hosted is not None and isinstance(hosted.policy, MemoPolicy) else None
+        return self._desk.host.running(MemoPolicy)
 
     # --- calls ------------------------------------------------------------------------------------------
 

@@ -329,6 +329,21 @@ def test_a_record_that_cannot_be_written_fails_closed(tmp_path: Path) -> None:
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "policy_unavailable"
 
 
+def test_a_full_disk_is_no_way_round_the_rules(tmp_path: Path) -> None:
+    """Where the policy doesn't fail closed its decisions stand, in requests and in answers, and it stays on."""
+    rule = {"patterns": [{"pattern": KEY, "where": "prompt"}, {"pattern": KEY, "action": "redact", "where": "output"}]}
+    options = {"rules": [rule], "audit_file": str(tmp_path / "missing" / "audit.jsonl")}
+    bench = Bench(policies=[{"name": "safety", "options": options}])
+    for _ in range(20):
+        assert bench.chat(messages=[{"role": "user", "content": "sk-abcdefgh1"}]).status_code == 403
+    said = 'data: {"choices":[{"index":0,"delta":{"content":"my sk-abcdefgh1 is"},"finish_reason":"stop"}]}\n\n'
+    bench.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), said, DONE]
+    answer = bench.chat(stream=True)
+    assert "my [redacted] is" in answer.text
+    (row,) = (row for row in bench.gateway._policies.as_state(None) if row["name"] == "safety")
+    assert row["enabled"] and not row["failures"] and row["counters"]["unrecorded"] == 21
+
+
 def test_the_audit_file_is_bounded(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     policy = made({"models": ["other"]}, audit_file=str(audit), audit_bytes=2048)
