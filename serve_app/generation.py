@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from serve_app.http.errors import (
@@ -25,8 +25,9 @@ from serve_app.streaming import FAILED_IN_ENGINE, EngineRefusal, Opened, client_
 
 logger = logging.getLogger("ray.serve")
 
-DEATHS = (RayActorError, DeploymentUnavailableError)
-"""The replica is gone; another one can take the request if the client has seen nothing of it yet."""
+DEATHS = (RayActorError, DeploymentUnavailableError, WorkerCrashedError, NodeDiedError, ObjectLostError)
+"""The replica is gone, or its node, or with it what it had answered; another one can take the request if the client has
+seen nothing of it yet."""
 
 PROMPT_FIELDS = ("messages", "input", "prompt")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayChannelError
+from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayChannelError, WorkerCrashedError
 
 from runtime_actor.messages import RequestAccepted
 from serve_app.generation import ContextLimits, Exchange
@@ -88,7 +88,10 @@ def test_straight_through() -> None:
     assert replicas.retries == 0
 
 
-@pytest.mark.parametrize("first", [[ActorDiedError()], [ACCEPTED, ActorDiedError()], [error_item("dead", 500)]])
+DEATHS = [ActorDiedError(), WorkerCrashedError(), NodeDiedError("gone"), ObjectLostError("00", None, "")]
+
+
+@pytest.mark.parametrize("first", [[ACCEPTED, ActorDiedError()], [error_item("dead", 500)], *([e] for e in DEATHS)])
 def test_a_dead_replica_is_replaced_once(first: list[Any]) -> None:
     replicas = Replicas(first, [ACCEPTED, CHUNK, DONE])
     assert read(exchange(replicas)) == CHUNK + DONE

@@ -88,15 +88,15 @@ def test_a_change_of_one_policy_forgives_no_other_its_faults() -> None:
         made = desk(named("broken"), named("other"), failure_limit=3, places=8)
         for agent in ("bad", "good", "bad"):
             (await enter(made, agent)).leave()
-        made.configure(RuntimeSettings.from_dict({"policies": [named("broken"), named("other", weight=2.0)]}).policies)
+        made.configure(RuntimeSettings.from_dict({"policies": [named("broken"), named("other", weight=0.5)]}).policies)
         failures = {row["name"]: row["failures"] for row in made.as_state(None)}
         assert failures == {"broken": 2, "other": 0}
         for _ in range(2):
             (await enter(made, "bad")).leave()
         assert {row["name"]: row["switched_off"] for row in made.as_state(None)} == {"broken": True, "other": False}
-        made.configure(RuntimeSettings.from_dict({"policies": [named("broken"), named("other", weight=3.0)]}).policies)
+        made.configure(RuntimeSettings.from_dict({"policies": [named("broken"), named("other", weight=0.25)]}).policies)
         assert made.host.policies[0].switched_off, "it is the operator's to switch it on again"
-        made.configure(RuntimeSettings.from_dict({"policies": [named("broken", weight=2.0), named("other")]}).policies)
+        made.configure(RuntimeSettings.from_dict({"policies": [named("broken", weight=0.5), named("other")]}).policies)
         assert made.host.policies[0].enabled
 
     asyncio.run(main())
