@@ -14,7 +14,7 @@ from runtime_actor.errors import ConfigurationError
 from runtime_actor.messages import RequestAccepted, RequestArrived, SessionEnded
 from runtime_actor.policies import safety, safety_rules
 from runtime_actor.policies.base import Refusal, RequestServed, Rewrite
-from runtime_actor.policies.patterns import SCAN_LIMIT_S, StreamScanner, compiled
+from runtime_actor.policies.patterns import SCAN_LIMIT_S, Pattern, Scan, ScanTimeout, StreamScanner, compiled
 from runtime_actor.policies.safety import SafetyPolicy
 from tests.unit.gateway_bench import DONE, Bench
 from tests.unit.policy_kit import ManualClock, settings, view
@@ -279,6 +279,32 @@ def test_a_match_of_nothing_goes_on() -> None:
 def test_a_search_without_an_end_withholds_the_answer() -> None:
     out, scanner = scan([LONG], SLOW)
     assert scanner.is_ended and "".join(out) == "[withheld]" and SCAN_LIMIT_S < 0.25
+
+
+class Starved:
+    """A pattern whose searches the clock ends `times` before one gets a core."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def search(self, *_: Any, timeout: float, **__: Any) -> None:
+        assert timeout > 0.0
+        self.times -= 1
+        if self.times >= 0:
+            raise TimeoutError
+
+    def subn(self, _: Any, text: str, **options: Any) -> tuple[str, int]:
+        self.search(**options)
+        return text, 0
+
+
+@pytest.mark.parametrize("times", [0, 1, 20])
+def test_waiting_for_a_core_is_no_fault_of_a_pattern(times: int) -> None:
+    """Else answers end with a word about nothing whenever the machine is busy."""
+    assert Scan().search(Pattern("p", Starved(times), True, ""), "text") is None
+    assert Scan().redacted(Pattern("p", Starved(times), False, ""), "text") == ("text", 0)
+    with pytest.raises(ScanTimeout):
+        Scan().search(Pattern("p", Starved(10**9), True, ""), "text")
 
 
 def test_through_the_gateway_with_an_audit_log(tmp_path: Path) -> None:
