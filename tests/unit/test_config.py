@@ -152,6 +152,8 @@ BAD_FILES = [
     ("http_options.port", "8000", "65535"),
     ("http_options.host", "0.0.0.0", "api_keys"),
     ("http_options.keep_alive_timeout_s", -1, "> 0"),
+    ("http_options.request_timeout_s", float("nan"), "> 0"),
+    ("http_options.request_timeout_s", float("inf"), "> 0"),
     ("http_options", [], "a mapping"),
     ("proxy_locatoin", "HeadOnly", "proxy_location"),
     ("proxy_location", "Everywhere", "EveryNode"),
