@@ -22,7 +22,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from replicas.cache.cache_keeper import Arrival, CacheKeeper, CacheShape
 from replicas.engine.messages import (
@@ -59,6 +59,8 @@ class AgentSchedulerMixin:
         settings = EngineSettings.from_config(config)
         self.keeper = CacheKeeper(pool, settings, shape)
         self.seat = seat = QueueSeat(self.policy, self.keeper, pool)
+        self._unable = ""
+        """The last request that was to lead and could not begin."""
         self.keeper.policy_rows = seat.policy_rows
         self.keeper.passed_over = lambda: seat.passed_over
         self.waiting, left_out = seat.configure(settings.policies, self.waiting)
@@ -78,6 +80,7 @@ class AgentSchedulerMixin:
         aside = self._giving_way()
         if not aside:
             return super().schedule(*args, **kwargs)
+        first = self.waiting.peek_request()
         self.running = [request for request in self.running if request not in aside]
         self.max_num_running_reqs -= len(aside)
         try:
@@ -85,6 +88,9 @@ class AgentSchedulerMixin:
         finally:
             self.max_num_running_reqs += len(aside)
             self.running.extend(aside)
+            if first.status != RequestStatus.RUNNING:
+                # Something else than blocks and places: it waits like any other, or prompts would give way for ever.
+                self._unable = first.request_id
 
     def _giving_way(self) -> list[Request]:
         """Prompts that are being computed, while a request waits that is to lead (no client's priority is below 0) and
@@ -92,7 +98,7 @@ class AgentSchedulerMixin:
         if self.policy != SchedulingPolicy.PRIORITY or not self.waiting or self.skipped_waiting:
             return []
         first = self.waiting.peek_request()
-        if first.priority >= 0 or len(self.running) >= self.max_num_running_reqs:
+        if first.priority >= 0 or first.request_id == self._unable or len(self.running) >= self.max_num_running_reqs:
             return []
         needed = -(-first.num_tokens // self.block_size) + 1
         if needed > self.kv_cache_manager.block_pool.get_num_free_blocks():

@@ -66,6 +66,21 @@ def test_one_that_could_not_begin_holds_nothing_up(tmp_path: Path) -> None:
     crowded.drain()
 
 
+def test_one_that_can_not_begin_for_another_reason_costs_one_step(tmp_path: Path) -> None:
+    made = engine(tmp_path)
+    made.add("long", text("long", 1000), max_tokens=2)
+    shares(made)
+    manager = made.scheduler.kv_cache_manager
+    allocate = manager.allocate_slots
+    manager.allocate_slots = (
+        lambda request, *a, **k: None if request.request_id == "lead" else allocate(request, *a, **k)
+    )
+    made.add("lead", text("lead", 300), max_tokens=2, priority=-1)
+    assert [shares(made) for _ in range(4)] == [{}, {"long": 256}, {"long": 256}, {"long": 232}]
+    manager.allocate_slots = allocate
+    made.drain()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mixed_load_with_leading_requests_comes_to_its_end(tmp_path: Path, seed: int) -> None:
     """More than the blocks hold at once, so that requests are preempted too; places are never exceeded."""
