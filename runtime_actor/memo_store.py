@@ -17,7 +17,8 @@ from runtime_actor.ahead_account import FORGIVE_S, AheadAccounts, AheadBounds
 ENTRY_BYTES = 256
 """What an entry takes beside its value."""
 MAX_FLIGHTS = 4096
-"""Runs under way; beyond it a caller runs its tool for itself and nothing is kept."""
+"""Runs under way; beyond it, and of one tenant beyond half of it, a caller runs its tool for itself and nothing is
+kept."""
 
 Key = tuple[str, str]
 """(tenant, digest of the call)."""
@@ -115,6 +116,7 @@ class MemoStore:
         self._flights: OrderedDict[Key, Flight] = OrderedDict()
         self._refreshes: OrderedDict[Key, Flight] = OrderedDict()
         self._tickets: dict[str, Flight] = {}
+        self._flights_of: Counter[str] = Counter()
         self._ahead = AheadAccounts()
 
     @property
@@ -208,13 +210,17 @@ class MemoStore:
         return entry
 
     def _lead(self, key: Key, tool: str, limits: Limits, now_s: float, is_refresh: bool) -> Run:
-        if len(self._tickets) >= MAX_FLIGHTS and not self._drop_overdue(now_s):
+        if self._is_full(key[0]) and (not self._drop_overdue(now_s) or self._is_full(key[0])):
             self.counts["flights_refused"] += 1
             return Run(None)
         flight = Flight(key, tool, secrets.token_hex(16), limits, now_s + limits.lease_s, is_refresh)
         (self._refreshes if is_refresh else self._flights)[key] = flight
         self._tickets[flight.ticket] = flight
+        self._flights_of[key[0]] += 1
         return Run(flight.ticket, is_refresh)
+
+    def _is_full(self, tenant: str) -> bool:
+        return len(self._tickets) >= MAX_FLIGHTS or self._flights_of[tenant] >= MAX_FLIGHTS // 2
 
     def _drop_overdue(self, now_s: float) -> bool:
         overdue = [flight for flight in self._tickets.values() if flight.ends_s <= now_s]
@@ -281,6 +287,9 @@ class MemoStore:
             if not may_be_kept:
                 self._settle(flight, is_kept=False)
         del self._tickets[flight.ticket]
+        self._flights_of[flight.key[0]] -= 1
+        if not self._flights_of[flight.key[0]]:
+            del self._flights_of[flight.key[0]]
         flights = self._refreshes if flight.is_refresh else self._flights
         if flights.get(flight.key) is flight:
             del flights[flight.key]
@@ -344,6 +353,9 @@ class MemoStore:
         assert all(size <= self.max_bytes_per_tenant for size in sizes.values()), "a tenant's bytes"
         known = {f.ticket for flights in (self._flights, self._refreshes) for f in flights.values()}
         assert known == set(self._tickets) and len(known) <= MAX_FLIGHTS, "tickets and flights differ"
+        assert self._flights_of == Counter(f.key[0] for f in self._tickets.values()), (
+            "a tenant's flights are miscounted"
+        )
         running = Counter(flight.key[0] for flight in self._tickets.values() if flight.is_ahead)
         unused = Counter(n for n, tenant in self._tenants.items() for e in tenant.entries.values() if e.is_ahead)
         self._ahead.check_invariants(running + unused, running)

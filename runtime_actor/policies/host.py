@@ -222,6 +222,19 @@ class PolicyHost:
         if hosted is not None:
             hosted.replace(policy)
 
+    def go_on_with(self, made: Sequence[Policy], failure_limit: int, limit_s: float) -> PolicyHost:
+        """A host of these policies in the place of this one, which ends; one whose settings are the same here goes on
+        itself, with what it knows."""
+        policies = []
+        for policy in made:
+            known = self.get(policy.settings.name)
+            is_same = known is not None and known.policy.settings == policy.settings
+            policies.append(known.policy if known is not None and is_same else policy)
+        successor = PolicyHost(policies, failure_limit, limit_s)
+        successor.take_over(self)
+        self.close_others(successor)
+        return successor
+
     def take_over(self, former: PolicyHost) -> None:
         """Go on with what `former` has counted, and with what its policies have asked for and nobody has carried out;
         failures of a policy that isn't the same object are forgiven."""

@@ -105,17 +105,8 @@ class PolicyDesk:
             return
         self._settings = settings
         self.router.configure(settings, self._failure_limit)
-        kept = {hosted.name: hosted for hosted in self.host.policies}
         made = catalogue.make_seated(settings, GATEWAY, self._clock)
-        policies = [
-            kept[p.settings.name].policy
-            if p.settings.name in kept and kept[p.settings.name].policy.settings == p.settings
-            else p
-            for p in made
-        ]
-        former, self.host = self.host, PolicyHost(policies, self._failure_limit, CALL_LIMIT_S)
-        self.host.take_over(former)
-        former.close_others(self.host)
+        self.host = self.host.go_on_with(made, self._failure_limit, CALL_LIMIT_S)
         self.reads_answers = any(h.enabled and h.policy.reads_answers for h in self.host.policies)
         self._set_queue()
         if self.speculation is None:
