@@ -206,7 +206,10 @@ class MemoDesk:
     # --- the way there ------------------------------------------------------------------------------------
 
     def _deliver_soon(self) -> None:
-        if self.policy is not None and (self._delivering is None or self._delivering.done()):
+        if self.policy is None:
+            return
+        self._collect()
+        if self._owed and (self._delivering is None or self._delivering.done()):
             self._delivering = asyncio.get_running_loop().create_task(self._deliver_quietly())
 
     async def _deliver_quietly(self) -> None:
@@ -217,8 +220,7 @@ class MemoDesk:
 
     async def _deliver(self) -> int:
         """Carry out what the policy asked for and what is owed. Raises RuntimeUnavailable."""
-        for suggestion in self._desk.host.invalidations():
-            self._owe(suggestion.tenant, suggestion.tool)
+        self._collect()
         if self.policy is not self._listening:
             self._owed.setdefault(ALL, next(self._numbers))
         if not self._owed:
@@ -230,6 +232,10 @@ class MemoDesk:
             for one, number in list(self._owed.items()):
                 dropped += await self._paid({one: number}, "invalidate", *one)
         return dropped
+
+    def _collect(self) -> None:
+        for suggestion in self._desk.host.invalidations():
+            self._owe(suggestion.tenant, suggestion.tool)
 
     async def _clear(self) -> int:
         """Drop everything of everybody. Raises RuntimeUnavailable."""

@@ -9,11 +9,12 @@ import pytest
 
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.memo_actor import MemoActor
+from runtime_actor.messages import RequestAccepted
 from runtime_actor.policies.memo import ALL, MAX_PENDING, MemoPolicy
 from serve_app.config import load
 from serve_app.memo_endpoints import MAX_CALLS
 from serve_app.policies.memo_desk import MAX_OPEN_CALLS, MemoDesk
-from tests.unit.gateway_bench import Bench, LocalActor
+from tests.unit.gateway_bench import Answer, Bench, LocalActor
 from tests.unit.policy_kit import ManualClock, settings
 
 TOOLS = [
@@ -106,6 +107,16 @@ def desk_on(actor: MemoActor) -> MemoDesk:
     desk: MemoDesk = bench.gateway._memo
     desk._resolve = lambda *_: LocalActor(actor)
     return desk
+
+
+def test_a_request_makes_no_actor() -> None:
+    """It is there from the first look-up on."""
+    bench = Bench(policies=[{"name": "memo", "options": {"tools": TOOLS}}])
+    bench.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), Answer()]
+    assert bench.chat().status_code == 200
+    assert bench.gateway._memo._handle is None
+    ask(bench, "lookup", tool="read")
+    assert bench.gateway._memo._handle is not None
 
 
 def test_a_caller_that_leaves_holds_up_nobody() -> None:
