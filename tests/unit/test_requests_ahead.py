@@ -110,7 +110,7 @@ def test_a_client_that_leaves_while_it_waits_for_its_guess_ends_it_and_the_budge
         joined.cancel()
         joined.cancel()
         await turns()
-        assert call.cancelled == 1 and policy._account("t").at_stake == {}
+        assert call.cancelled and policy._account("t").at_stake == {}
         assert policy.counters()["wasted"] == 1
 
     asyncio.run(main())
