@@ -47,6 +47,9 @@ MAX_WAITS = 180
 """An hour of waiting for one run: then the caller runs the tool itself."""
 
 UNREACHABLE = {"outcome": "run", "ticket": None}
+NO_ANSWER = (httpx.HTTPError, httpx.InvalidURL, ValueError, RuntimeError)
+"""What a call of the runtime may end with; RuntimeError: httpx, once it is closed."""
+PLAIN = (str, int, float, bool)
 SESSION: contextvars.ContextVar[str | None] = contextvars.ContextVar("agent_runtime_session", default=None)
 KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -148,7 +151,7 @@ class Memo:
 
     def _look(self, tool: str, arguments: dict[str, Any], version: str | None) -> Found:
         for _ in range(MAX_WAITS):
-            answer = self._post("lookup", self._question(tool, arguments, version))
+            answer = self._post("lookup", self._question(tool, arguments, version)) or UNREACHABLE
             found = _found(answer)
             if found is not None:
                 self.plain_ahead.take(answer)
@@ -156,29 +159,29 @@ class Memo:
             time.sleep(_pause_s(answer))
         return Found(False)
 
-    def _finish(self, ticket: str | None, kept: _Kept | None) -> None:
-        if ticket is not None:
-            self.plain_ahead.take(self._post(*_report(ticket, kept)))
+    def _finish(self, ticket: str | None, kept: _Kept | None, level: int = logging.WARNING) -> None:
+        """A result that could not be stored is given back: others wait for it."""
+        if ticket is None:
+            return
+        answer = self._post("store", {"ticket": ticket, "value": kept.value}, level) if kept is not None else None
+        if answer is None:
+            self._post("release", {"ticket": ticket}, level)
+        else:
+            self.plain_ahead.take(answer)
 
-    def _post(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, what: str, body: dict[str, Any], level: int = logging.WARNING) -> dict[str, Any] | None:
+        """None: the runtime didn't answer, or not as it should, and the log says why."""
         try:
             return _answer(self._client.post(f"/runtime/memo/{what}", json=body))
-        except (httpx.HTTPError, ValueError) as error:
-            logger.warning("memo %s: %r; the tool is run", what, error)
-            return UNREACHABLE
+        except NO_ANSWER as error:
+            logger.log(level, "memo %s: %r; the tool is run", what, error)
+            return None
 
     def ticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
-        return _ticket(self._quietly("lookup", _question_ahead(tool, arguments, version)))
+        return _ticket(self._post("lookup", _question_ahead(tool, arguments, version), logging.DEBUG))
 
     def end_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
-        self._quietly(*_report(ticket, None if failed or not offer.keep(result) else _kept(result)))
-
-    def _quietly(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return _answer(self._client.post(f"/runtime/memo/{what}", json=body))
-        except (httpx.HTTPError, ValueError, RuntimeError) as error:
-            logger.debug("memo %s ahead: %r", what, error)
-            return {}
+        self._finish(ticket, _kept_ahead(offer, result, failed), logging.DEBUG)
 
     # --- async ------------------------------------------------------------------------------------------
 
@@ -196,15 +199,16 @@ class Memo:
             return cast(R, found.value)
         try:
             result = await run()
+            kept = _kept(result) if keep(result) else None
         except BaseException:
             await self._afinish(found.ticket, None)
             raise
-        await self._afinish(found.ticket, _kept(result) if keep(result) else None)
+        await self._afinish(found.ticket, kept)
         return result
 
     async def _alook(self, tool: str, arguments: dict[str, Any], version: str | None) -> Found:
         for _ in range(MAX_WAITS):
-            answer = await self._apost("lookup", self._question(tool, arguments, version))
+            answer = await self._apost("lookup", self._question(tool, arguments, version)) or UNREACHABLE
             found = _found(answer)
             if found is not None:
                 self._take_ahead(answer)
@@ -212,29 +216,28 @@ class Memo:
             await asyncio.sleep(_pause_s(answer))
         return Found(False)
 
-    async def _afinish(self, ticket: str | None, kept: _Kept | None) -> None:
-        if ticket is not None:
-            self._take_ahead(await self._apost(*_report(ticket, kept)))
+    async def _afinish(self, ticket: str | None, kept: _Kept | None, level: int = logging.WARNING) -> None:
+        if ticket is None:
+            return
+        told = {"ticket": ticket, "value": kept.value} if kept is not None else None
+        answer = await self._apost("store", told, level) if told is not None else None
+        if answer is None:
+            await self._apost("release", {"ticket": ticket}, level)
+        else:
+            self._take_ahead(answer)
 
-    async def _apost(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _apost(self, what: str, body: dict[str, Any], level: int = logging.WARNING) -> dict[str, Any] | None:
         try:
             return _answer(await self._async_client.post(f"/runtime/memo/{what}", json=body))
-        except (httpx.HTTPError, ValueError) as error:
-            logger.warning("memo %s: %r; the tool is run", what, error)
-            return UNREACHABLE
+        except NO_ANSWER as error:
+            logger.log(level, "memo %s: %r; the tool is run", what, error)
+            return None
 
     async def aticket_ahead(self, tool: str, version: str | None, arguments: dict[str, Any]) -> str | None:
-        return _ticket(await self._aquietly("lookup", _question_ahead(tool, arguments, version)))
+        return _ticket(await self._apost("lookup", _question_ahead(tool, arguments, version), logging.DEBUG))
 
     async def aend_ahead(self, ticket: str, offer: Offer, result: Any, failed: bool) -> None:
-        await self._aquietly(*_report(ticket, None if failed or not offer.keep(result) else _kept(result)))
-
-    async def _aquietly(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return _answer(await self._async_client.post(f"/runtime/memo/{what}", json=body))
-        except (httpx.HTTPError, ValueError, RuntimeError) as error:
-            logger.debug("memo %s ahead: %r", what, error)
-            return {}
+        await self._afinish(ticket, _kept_ahead(offer, result, failed), logging.DEBUG)
 
     def _take_ahead(self, answer: dict[str, Any]) -> None:
         self.plain_ahead.take(answer)
@@ -271,18 +274,30 @@ class _Kept:
 
 
 def _kept(result: Any) -> _Kept | None:
-    """None if a later caller would not get the same: a tuple would come back as a list."""
+    """None if a later caller would not get the same: a tuple would come back as a list, an enum as its text."""
     try:
-        same = json.loads(json.dumps(result, allow_nan=False)) == result
+        json.dumps(result, allow_nan=False)
+        return _Kept(result) if _is_plain(result) else None
     except (TypeError, ValueError, RecursionError):
         return None
-    return _Kept(result) if same and not _has_tuple(result) else None
 
 
-def _has_tuple(value: Any) -> bool:
+def _kept_ahead(offer: Offer, result: Any, failed: bool) -> _Kept | None:
+    return None if failed or not offer.keep(result) else _kept(result)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON has it, of exactly this type. Raises RecursionError."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    return all(map(_is_plain, value)) if type(value) is list else value is None or type(value) in PLAIN
+
+
+def _has_text_keys(value: Any) -> bool:
+    """JSON writes the keys 1 and "1" alike, and they are two calls. Raises RecursionError."""
     if isinstance(value, dict):
-        return any(not isinstance(key, str) or _has_tuple(item) for key, item in value.items())
-    return isinstance(value, tuple) or (isinstance(value, list) and any(map(_has_tuple, value)))
+        return all(isinstance(key, str) and _has_text_keys(item) for key, item in value.items())
+    return all(map(_has_text_keys, value)) if isinstance(value, (list, tuple)) else True
 
 
 def _told(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -293,9 +308,9 @@ def _told(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str,
         bound.apply_defaults()
         told = {name: list(value) if isinstance(value, tuple) else value for name, value in bound.arguments.items()}
         json.dumps(told, allow_nan=False)
+        return told if _has_text_keys(told) else None
     except (TypeError, ValueError, RecursionError):
         return None
-    return told
 
 
 def _takes_names(signature: inspect.Signature) -> bool:
@@ -307,14 +322,10 @@ def _question_ahead(tool: str, arguments: dict[str, Any], version: str | None) -
     return {"tool": tool, "version": version, "arguments": arguments, "ahead": True}
 
 
-def _ticket(answer: dict[str, Any]) -> str | None:
+def _ticket(answer: dict[str, Any] | None) -> str | None:
     """None: it is not to be run."""
-    ticket = answer.get("ticket") if answer.get("outcome") == "run" else None
+    ticket = answer.get("ticket") if answer is not None and answer.get("outcome") == "run" else None
     return ticket if isinstance(ticket, str) else None
-
-
-def _report(ticket: str, kept: _Kept | None) -> tuple[str, dict[str, Any]]:
-    return ("release", {"ticket": ticket}) if kept is None else ("store", {"ticket": ticket, "value": kept.value})
 
 
 def _answer(response: httpx.Response) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from replicas.simulation.cache import Prompt
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.messages import OwnerTag, RequestAccepted
 from runtime_actor.settings import RuntimeSettings
-from serve_app.hints import HintReport
+from serve_app.hints import LEAD, HintReport
 from serve_app.http.errors import ApiError
 from serve_app.identity import Identity
 from serve_app.policies.desk import SLO_HEADER, PolicyDesk
@@ -138,7 +138,7 @@ class Scene:
             Prompt((*anchor, *rest), ask.tenant),
             ask.output_tokens,
             OwnerTag(ask.tenant, ask.agent, f"s{number}"),
-            ask.priority,
+            ask.priority - LEAD if ticket.leads else ask.priority,
             on_prefill=cached.append,
         )
         is_first = True

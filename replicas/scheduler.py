@@ -19,10 +19,10 @@ import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from replicas.cache.cache_keeper import Arrival, CacheKeeper, CacheShape
 from replicas.engine.messages import (
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 class AgentSchedulerMixin:
     """Tells a CacheKeeper what becomes of each request. Scheduling itself changes only where a policy orders
-    the waiting queue."""
+    the waiting queue, and where a request waits that is to lead: prompts under way then give way between two steps."""
 
     keeper: CacheKeeper
     seat: QueueSeat
@@ -59,6 +59,8 @@ class AgentSchedulerMixin:
         settings = EngineSettings.from_config(config)
         self.keeper = CacheKeeper(pool, settings, shape)
         self.seat = seat = QueueSeat(self.policy, self.keeper, pool)
+        self._unable = ""
+        """The last request that was to lead and could not begin."""
         self.keeper.policy_rows = seat.policy_rows
         self.keeper.passed_over = lambda: seat.passed_over
         self.waiting, left_out = seat.configure(settings.policies, self.waiting)
@@ -73,6 +75,35 @@ class AgentSchedulerMixin:
             return [f"queue_policies: {error}"]
         self.waiting, rejected = self.seat.configure(settings, self.waiting)
         return rejected
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        aside = self._giving_way()
+        if not aside:
+            return super().schedule(*args, **kwargs)
+        first = self.waiting.peek_request()
+        self.running = [request for request in self.running if request not in aside]
+        self.max_num_running_reqs -= len(aside)
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_running_reqs += len(aside)
+            self.running.extend(aside)
+            if first.status != RequestStatus.RUNNING:
+                # Something else than blocks and places: it waits like any other, or prompts would give way for ever.
+                self._unable = first.request_id
+
+    def _giving_way(self) -> list[Request]:
+        """Prompts that are being computed, while a request waits that is to lead (no client's priority is below 0) and
+        that could begin now. It gets their part of this step; they keep their blocks and go on in the next one."""
+        if self.policy != SchedulingPolicy.PRIORITY or not self.waiting or self.skipped_waiting:
+            return []
+        first = self.waiting.peek_request()
+        if first.priority >= 0 or first.request_id == self._unable or len(self.running) >= self.max_num_running_reqs:
+            return []
+        needed = -(-first.num_tokens // self.block_size) + 1
+        if needed > self.kv_cache_manager.block_pool.get_num_free_blocks():
+            return []
+        return [one for one in self.running if one.is_prefill_chunk and one.priority > first.priority]
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests

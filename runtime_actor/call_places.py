@@ -7,12 +7,14 @@ such: that is how most tools' results come through MCP.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 MAX_PLACES = 128
-"""Of one call; the rest of it isn't looked at."""
+MAX_LOOKED_AT = 4096
+"""Of one call, values that tell something and values in all; the rest of it isn't looked at."""
 MAX_RESULT_BYTES = 32 * 1024
 """A longer result isn't looked into: this is done while requests wait."""
 MAX_PATH_CHARS = 256
@@ -31,10 +33,22 @@ Place = tuple[str, str | int]
 def places(root: str, value: Any) -> list[Place]:
     """The texts and numbers in it that tell something, in order, at most MAX_PLACES."""
     found: list[Place] = []
-    for place in _walk(root, value, 0):
-        found.append(place)
-        if len(found) >= MAX_PLACES:
-            break
+    waiting: list[tuple[str, Any, int]] = [(root, value, 0)]
+    looked_at = 0
+    while waiting and len(found) < MAX_PLACES and looked_at < MAX_LOOKED_AT:
+        path, item, depth = waiting.pop()
+        looked_at += 1
+        if depth > MAX_DEPTH or len(path) > MAX_PATH_CHARS:
+            continue
+        if isinstance(item, str) and item[:1] in ("{", "["):
+            item = _inner(item)
+        if isinstance(item, Mapping):
+            inside = [(f"{path}.{name}", part, depth + 1) for name, part in islice(item.items(), MAX_LOOKED_AT)]
+            waiting += reversed(inside)
+        elif isinstance(item, (list, tuple)):
+            waiting += reversed([(f"{path}.*", part, depth + 1) for part in item[:MAX_LOOKED_AT]])
+        elif tells(item):
+            found.append((path, item))
     return found
 
 
@@ -48,28 +62,12 @@ def result_places(encoded: bytes) -> list[Place]:
         return []
 
 
-def _walk(path: str, value: Any, depth: int) -> Iterator[Place]:
-    if depth > MAX_DEPTH or len(path) > MAX_PATH_CHARS:
-        return
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _walk(f"{path}.{name}", item, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _walk(f"{path}.*", item, depth + 1)
-    elif isinstance(value, str) and value[:1] in ("{", "["):
-        yield from _walk_text(path, value, depth)
-    elif tells(value):
-        yield path, value
-
-
-def _walk_text(path: str, text: str, depth: int) -> Iterator[Place]:
+def _inner(text: str) -> Any:
+    """What a text holds as JSON; None where it holds none."""
     try:
-        inner = json.loads(text) if len(text) <= MAX_RESULT_BYTES else None
+        return json.loads(text) if len(text) <= MAX_RESULT_BYTES else None
     except (ValueError, RecursionError):
-        inner = None
-    if isinstance(inner, (dict, list)):
-        yield from _walk(path, inner, depth + 1)
+        return None
 
 
 def tells(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from runtime_actor.settings import from_dict
 MEMO_ACTOR_NAME = "agent_runtime_memo"
 NAMESPACE = "serve"
 MAX_WAITING = 512
-"""Callers that wait for another's run; beyond it they are told to ask again."""
+"""Callers that wait for another's run; beyond it, and of one tenant beyond half of it, they are told to ask again."""
 MAX_WAIT_S = 30.0
 CROWDED_RETRY_S = 0.25
 """When a caller who was not allowed to wait should ask again."""
@@ -41,7 +42,7 @@ class MemoActor:
     def __init__(self, max_bytes: int, max_bytes_per_tenant: int) -> None:
         self._store = MemoStore(max_bytes, max_bytes_per_tenant)
         self._landings: dict[tuple[str, str], _Landing] = {}
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
 
     async def configure(self, max_bytes: int, max_bytes_per_tenant: int) -> None:
         """Lower bounds take effect as results are stored."""
@@ -60,7 +61,7 @@ class MemoActor:
             if isinstance(found, Run):
                 return {"outcome": "run", "ticket": found.ticket, "lease_s": allowed.lease_s}
             left_s = min(ends_s - time.monotonic(), found.left_s)
-            if self._waiting >= MAX_WAITING:
+            if self._waiting.total() >= MAX_WAITING or self._waiting[tenant] >= MAX_WAITING // 2:
                 return {"outcome": "wait", "retry_after_s": CROWDED_RETRY_S}
             if left_s <= 0.0:
                 return {"outcome": "wait", "retry_after_s": 0.0 if wait_s > 0.0 else CROWDED_RETRY_S}
@@ -89,11 +90,13 @@ class MemoActor:
         if landing is None:
             landing = self._landings[key] = _Landing(asyncio.get_running_loop().create_future())
         landing.waiters += 1
-        self._waiting += 1
+        self._waiting[key[0]] += 1
         try:
             await asyncio.wait({landing.value}, timeout=left_s)
         finally:
-            self._waiting -= 1
+            self._waiting[key[0]] -= 1
+            if not self._waiting[key[0]]:
+                del self._waiting[key[0]]
             landing.waiters -= 1
             if not landing.waiters and self._landings.get(key) is landing:
                 del self._landings[key]
@@ -121,6 +124,9 @@ class MemoActor:
     async def invalidate(self, tenant: str, tool: str) -> int:
         return self._store.invalidate(tenant, tool)
 
+    async def clear(self) -> int:
+        return self._store.clear()
+
     async def state(self) -> dict[str, int]:
         store = self._store
         return {
@@ -129,7 +135,7 @@ class MemoActor:
             "bytes": store.size,
             "entries": store.num_entries,
             "running": store.num_flights,
-            "waiting": self._waiting,
+            "waiting": self._waiting.total(),
         }
 
 

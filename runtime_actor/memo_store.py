@@ -17,7 +17,8 @@ from runtime_actor.ahead_account import FORGIVE_S, AheadAccounts, AheadBounds
 ENTRY_BYTES = 256
 """What an entry takes beside its value."""
 MAX_FLIGHTS = 4096
-"""Runs under way, shared fairly by tenants; beyond its part a caller runs its tool for itself and nothing is kept."""
+"""Runs under way; beyond it, and of one tenant beyond half of it, a caller runs its tool for itself and nothing is
+kept."""
 
 Key = tuple[str, str]
 """(tenant, digest of the call)."""
@@ -115,6 +116,7 @@ class MemoStore:
         self._flights: OrderedDict[Key, Flight] = OrderedDict()
         self._refreshes: OrderedDict[Key, Flight] = OrderedDict()
         self._tickets: dict[str, Flight] = {}
+        self._flights_of: Counter[str] = Counter()
         self._ahead = AheadAccounts()
 
     @property
@@ -217,23 +219,17 @@ class MemoStore:
         return entry
 
     def _lead(self, key: Key, tool: str, limits: Limits, now_s: float, is_refresh: bool) -> Run:
-        if len(self._tickets) >= MAX_FLIGHTS and not (self._drop_overdue(now_s) or self._made_way(key[0])):
+        if self._is_full(key[0]) and (not self._drop_overdue(now_s) or self._is_full(key[0])):
             self.counts["flights_refused"] += 1
             return Run(None)
         flight = Flight(key, tool, secrets.token_hex(16), limits, now_s + limits.lease_s, is_refresh)
         (self._refreshes if is_refresh else self._flights)[key] = flight
         self._tickets[flight.ticket] = flight
+        self._flights_of[key[0]] += 1
         return Run(flight.ticket, is_refresh)
 
-    def _made_way(self, tenant: str) -> bool:
-        """A tenant within its part of the runs takes the place of the oldest one of whoever has most."""
-        running = Counter(flight.key[0] for flight in self._tickets.values())
-        if running[tenant] >= MAX_FLIGHTS // len({*running, tenant}):
-            return False
-        crowd = max(running, key=running.__getitem__)
-        self._land(next(flight for flight in self._tickets.values() if flight.key[0] == crowd))
-        self.counts["flights_displaced"] += 1
-        return True
+    def _is_full(self, tenant: str) -> bool:
+        return len(self._tickets) >= MAX_FLIGHTS or self._flights_of[tenant] >= MAX_FLIGHTS // 2
 
     def _drop_overdue(self, now_s: float) -> bool:
         overdue = [flight for flight in self._tickets.values() if flight.ends_s <= now_s]
@@ -300,6 +296,9 @@ class MemoStore:
             if not may_be_kept:
                 self._settle(flight, is_kept=False)
         del self._tickets[flight.ticket]
+        self._flights_of[flight.key[0]] -= 1
+        if not self._flights_of[flight.key[0]]:
+            del self._flights_of[flight.key[0]]
         flights = self._refreshes if flight.is_refresh else self._flights
         if flights.get(flight.key) is flight:
             del flights[flight.key]
@@ -317,6 +316,16 @@ class MemoStore:
                 flight.is_void = True
         self.counts["invalidated"] += len(digests)
         return len(digests)
+
+    def clear(self) -> int:
+        """Drop everything of everybody, what is under way included; how many results were kept."""
+        keys = [(name, digest) for name, tenant in self._tenants.items() for digest in tenant.entries]
+        for key in keys:
+            self._remove(key)
+        for flight in self._tickets.values():
+            flight.is_void = True
+        self.counts["invalidated"] += len(keys)
+        return len(keys)
 
     def _put(self, key: Key, entry: Entry) -> None:
         self._remove(key)
@@ -353,6 +362,9 @@ class MemoStore:
         assert all(size <= self.max_bytes_per_tenant for size in sizes.values()), "a tenant's bytes"
         known = {f.ticket for flights in (self._flights, self._refreshes) for f in flights.values()}
         assert known == set(self._tickets) and len(known) <= MAX_FLIGHTS, "tickets and flights differ"
+        assert self._flights_of == Counter(f.key[0] for f in self._tickets.values()), (
+            "a tenant's flights are miscounted"
+        )
         running = Counter(flight.key[0] for flight in self._tickets.values() if flight.is_ahead)
         unused = Counter(n for n, tenant in self._tenants.items() for e in tenant.entries.values() if e.is_ahead)
         self._ahead.check_invariants(running + unused, running)

@@ -92,6 +92,14 @@ class DeploymentConfig(Section):
     health_check_timeout_s: float = Field(default=60.0, gt=0, le=3600)
     env_vars: dict[str, str] = {}
 
+    @model_validator(mode="after")
+    def _all_used(self) -> "DeploymentConfig":
+        if self.autoscaling is not None and "num_replicas" in self.model_fields_set:
+            raise ValueError("num_replicas: has no effect with autoscaling; allowed: one of the two")
+        if self.accelerator_type is not None and self.num_gpus_per_replica == 0:
+            raise ValueError("accelerator_type: has no effect without GPUs; allowed: with num_gpus_per_replica above 0")
+        return self
+
 
 class RoutingConfig(Section):
     """`max_snapshot_age_s` is how long a view of the cluster may be used. The others are those of the policy `routing`

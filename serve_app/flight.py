@@ -1,9 +1,18 @@
 """One request on its way: its place among those in flight, and what must be given back exactly once."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from runtime_actor.messages import RequestAccepted
+from serve_app.generation import Exchange
+from serve_app.hints import HintReport
 from serve_app.http.errors import overloaded
+from serve_app.identity import Identity, Resolved
+from serve_app.policies.ticket import NO_TICKET, Ticket
 from serve_app.quotas import TenantQuotas
+from serve_app.recognition.answers import AnswerText
 
 
 class Admission:
@@ -31,6 +40,29 @@ class Admission:
         self._quotas.leave(tenant)
 
 
+class Seats:
+    """At most `limit` calls at a time, of one tenant at most half of them, so that one alone can't take all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: Counter[str] = Counter()
+
+    def take(self, tenant: str) -> "Slot":
+        """Raises ApiError 429."""
+        if self._taken.total() >= self._limit or self._taken[tenant] >= max(1, self._limit // 2):
+            raise overloaded(1)
+        self._taken[tenant] += 1
+        return Slot(lambda: self._leave(tenant))
+
+    def _leave(self, tenant: str) -> None:
+        self._taken[tenant] -= 1
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+
+    def __len__(self) -> int:
+        return self._taken.total()
+
+
 class Slot:
     """Held until `free`. A response that is never started is freed when it is collected."""
 
@@ -44,3 +76,21 @@ class Slot:
 
     def __del__(self) -> None:
         self.free()
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request from its admission to its last byte. `view`: as chat completions have it."""
+
+    slot: Slot
+    identity: Identity
+    resolved: Resolved
+    report: HintReport
+    arrived_s: float
+    view: Mapping[str, Any]
+    exchange: Exchange | None = None
+    accepted: RequestAccepted | None = None
+    announced: bool = False
+    answer: AnswerText = field(default_factory=AnswerText)
+    ticket: Ticket = NO_TICKET
+    adapter: str = ""

@@ -8,7 +8,7 @@ What is refused on the way leaves nothing behind: no agent, no session, no event
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
@@ -22,16 +22,14 @@ from runtime_actor.memo_actor import get_or_create
 from runtime_actor.messages import OwnerTag, RequestAccepted, RequestArrived, SessionEnded
 from runtime_actor.policies.base import GuessSuggestion
 from serve_app import preparation, routing_state
-from serve_app.engine_api import (
-    RawRequestInfo,
-)
+from serve_app.engine_api import RawRequestInfo
 from serve_app.exchange import GatewayExchange
-from serve_app.flight import Admission, Slot
+from serve_app.flight import Admission, Flight, Seats
 from serve_app.generation import ContextLimits, Exchange
 from serve_app.hints import (
     AHEAD_PRIORITY,
     CLIPPED,
-    HintReport,
+    LEAD,
     cache_salt,
     engine_fields,
     forwarded_headers,
@@ -41,15 +39,14 @@ from serve_app.http.errors import ApiError, bad_request, model_not_found, unavai
 from serve_app.http.event_stream import EventStream
 from serve_app.http.field_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from serve_app.http.input import read_object
-from serve_app.identity import Identity, IdentityResolver, Resolved, fold_headers
+from serve_app.identity import IdentityResolver, fold_headers
 from serve_app.leader import STARTED
-from serve_app.memo_endpoints import MemoEndpoints
+from serve_app.memo_endpoints import MAX_CALLS, MemoEndpoints
 from serve_app.metrics import GatewayMetrics
 from serve_app.policies.desk import desk_of
+from serve_app.policies.estimates import prompt_tokens
 from serve_app.policies.memo_desk import MemoDesk
-from serve_app.policies.ticket import NO_TICKET, Ticket
 from serve_app.quotas import TenantQuotas
-from serve_app.recognition.answers import AnswerText
 from serve_app.recognition.conversations import ConversationIndex
 from serve_app.routes.messages import MessagesRoute
 from serve_app.routes.responses import ResponsesRoute
@@ -61,6 +58,7 @@ from serve_app.tenants import Caller, Tenants
 from serve_app.utility_endpoints import UtilityEndpoints
 
 HEADER_PREFIX = "x-agent-runtime-"
+TIMED_OUT = 504
 
 ROUTES: dict[str, Route] = {
     CHAT: Route(CHAT),
@@ -68,23 +66,6 @@ ROUTES: dict[str, Route] = {
     RESPONSES: ResponsesRoute(),
     MESSAGES: MessagesRoute(),
 }
-
-
-@dataclass(slots=True)
-class Flight:
-    """One request from its admission to its last byte."""
-
-    slot: Slot
-    identity: Identity
-    resolved: Resolved
-    report: HintReport
-    arrived_s: float
-    exchange: Exchange | None = None
-    accepted: RequestAccepted | None = None
-    announced: bool = False
-    answer: AnswerText = field(default_factory=AnswerText)
-    ticket: Ticket = NO_TICKET
-    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +106,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
         self._client = around.client
         self._policies = desk_of(settings, self._launch, self._routing.policies)
         self._memo = MemoDesk(self._policies, around.memo_actor)
+        self._memo_seats = Seats(MAX_CALLS)
         self._exchange = GatewayExchange(around.name, self._client.exchange, self._routing, self._policies)
         self._began_s = time.time()
 
@@ -178,6 +160,13 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
     # --- a generation ----------------------------------------------------------------------------------
 
     async def _generate(self, route: Route, request: Request) -> Response:
+        try:
+            return await self._answer(route, request)
+        except ApiError as error:
+            self._metrics.count_refusal(error.status)
+            raise
+
+    async def _answer(self, route: Route, request: Request) -> Response:
         self._exchange.start()
         arrived_s = time.time()
         headers = fold_headers(request.headers.raw)
@@ -190,24 +179,25 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
             self._check_model(body.get("model"))
             fields = route.prepare(body, self._limits)
             priority, report = read_hints(headers, body)
-            resolved = self._identities.resolve(caller.tenant, headers, {**body, **route.identity_view(fields)})
+            view = route.identity_view(fields)
+            resolved = self._identities.resolve(caller.tenant, headers, {**body, **view})
         except BaseException:
             slot.free()
             raise
-        flight = Flight(slot, resolved.identity, resolved, report, arrived_s)
+        flight = Flight(slot, resolved.identity, resolved, report, arrived_s, view)
         return await self._fly(route, flight, fields, priority, headers)
 
     async def _fly(
         self, route: Route, flight: Flight, fields: dict[str, Any], priority: int, headers: dict[str, str]
     ) -> Response:
-        """Ask a replica and answer; whatever happens, all that the flight holds is given back."""
+        """Ask a replica and answer; whatever happens, all that the flight holds is given back. What the engine computed
+        for a request that nobody hears the end of is charged by its estimate."""
         handed_over = False
         try:
-            view = route.identity_view(fields)
             if fields.get("model") in self._settings.config.model.adapters:
                 flight.adapter = fields["model"]
             flight.ticket = await self._policies.enter(
-                flight.identity, fields, view, priority, headers, flight.report, route.method
+                flight.identity, fields, flight.view, priority, headers, flight.report, route.method
             )
             exchange = self._start(route, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
@@ -216,13 +206,15 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
             response = self._respond(route, flight, opened, bool(fields.get("stream")))
             handed_over = isinstance(response, EventStream)
             return response
-        except ApiError as error:
-            self._metrics.count_refusal(error.status)
-            raise
         except asyncio.CancelledError:
             # The client went away before an answer: the engine may have taken the request already.
             if flight.exchange is not None:
                 self._accept(flight, None)
+                self._quotas.take_tokens(flight.identity.tenant, prompt_tokens(flight.view))
+            raise
+        except ApiError as error:
+            if error.status == TIMED_OUT:
+                self._quotas.take_tokens(flight.identity.tenant, prompt_tokens(flight.view))
             raise
         finally:
             self._identities.refuse(flight.resolved)
@@ -234,7 +226,8 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
     ) -> Exchange:
         identity = flight.identity
         tag = OwnerTag(identity.workload, identity.agent, identity.session)
-        allowed_priority = priority if self._settings.has_priorities else 0
+        asked = priority - LEAD if flight.ticket.leads else priority
+        allowed_priority = asked if self._settings.has_priorities else 0
         raw = RawRequestInfo(headers=forwarded_headers(headers))
 
         last: str | None = None
@@ -334,10 +327,12 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
     def _finish(self, flight: Flight) -> None:
         """Give everything back; called once a request, whatever became of it."""
         is_cut = flight.exchange is None or not flight.exchange.is_over
-        if flight.exchange is not None:
-            flight.exchange.close()
-        flight.ticket.leave()
-        flight.slot.free()
+        try:
+            if flight.exchange is not None:
+                flight.exchange.close()
+            flight.ticket.leave()
+        finally:
+            flight.slot.free()
         identity = flight.identity
         if flight.announced:
             self._identities.answered(flight.resolved, str(flight.answer), flight.answer.turn, is_cut)

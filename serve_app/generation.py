@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from serve_app.http.errors import (
@@ -19,17 +20,21 @@ from serve_app.http.errors import (
     timed_out,
     unavailable,
 )
+from serve_app.http.field_checks import ANSWER_LIMITS
 from serve_app.streaming import FAILED_IN_ENGINE, EngineRefusal, Opened, client_events, open_response, refusal_error
 
 logger = logging.getLogger("ray.serve")
 
-DEATHS = (RayActorError, DeploymentUnavailableError)
-"""The replica is gone; another one can take the request if the client has seen nothing of it yet."""
+DEATHS = (RayActorError, DeploymentUnavailableError, WorkerCrashedError, NodeDiedError, ObjectLostError)
+"""The replica is gone, or its node, or with it what it had answered; another one can take the request if the client has
+seen nothing of it yet."""
 
-ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 PROMPT_FIELDS = ("messages", "input", "prompt")
 
 _ENGINE_DEATH = "EngineDead"
+
+_PLACE = re.compile(r'File "([^"\n]{1,256})", line (\d{1,7}), in (\w{1,64})')
+MAX_PLACES = 5
 
 GENERATION_ERROR = "GenerationError"
 """Name of vLLM's exception when a request ended with an error inside the engine's loop."""
@@ -182,7 +187,9 @@ class Exchange:
                 yield event
         except TimeoutError:
             raise timed_out(self.timeout_s) from None
-        except (RayError, RayServeException) as error:
+        except ApiError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, a stream that has begun ends with a word about it
             raise failure(error) from None
         finally:
             self.close()
@@ -196,9 +203,16 @@ def is_engine_death(error: BaseException) -> bool:
     return _ENGINE_DEATH in type(error).__name__ or _ENGINE_DEATH in str(error)[-2000:]
 
 
+def where(error: BaseException) -> str:
+    """Kinds and places of an error, of a replica's too, and not its message: that may quote the request."""
+    kinds = [type(one).__name__ for one in (error, getattr(error, "cause", None)) if isinstance(one, BaseException)]
+    places = _PLACE.findall(str(error))[-MAX_PLACES:]
+    return ", ".join([*kinds, *(f"{file}:{line} {name}" for file, line, name in places)])
+
+
 def failure(error: BaseException) -> ApiError:
     """A failure of the serving side, told without its inner details."""
     if isinstance(error, DEATHS) or is_engine_death(error):
         return unavailable("The replica that served this request is gone.")
-    logger.error("A request failed: %s", str(error)[-2000:])
+    logger.error("A request failed: %s", where(error))
     return ApiError(500, "The request failed inside the server.", code="internal_error")

@@ -6,6 +6,7 @@ never from a client. `x-agent-runtime-hints` tells what became of each hint: acc
 
 import hashlib
 import hmac
+import itertools
 import math
 import uuid
 from collections.abc import Mapping
@@ -30,8 +31,14 @@ REJECTED = "rejected"
 MAX_REPORT_CHARS = 512
 """Length of the `x-agent-runtime-hints` header; hints beyond it are counted, not named."""
 
+MAX_NOTED = 64
+"""Hints of one request that are looked at one by one; a body may hold a million."""
+
 MAX_PRIORITY = 10
 """A client may put its own request back by up to this much (lower is earlier), never ahead of others."""
+
+LEAD = 1
+"""By how much a request goes before its own priority that is to lead in the engines: no client can say so."""
 
 AHEAD_PRIORITY = MAX_PRIORITY + 1
 """Of requests that nobody has asked for yet."""
@@ -150,7 +157,7 @@ def _note_context(body: Mapping[str, Any], report: HintReport) -> None:
         return
     context = nvext.get("agent_context")
     for prefix, fields in (("nvext", nvext), ("nvext.agent_context", context)):
-        for name, value in fields.items() if isinstance(fields, Mapping) else ():
+        for name, value in itertools.islice(fields.items(), MAX_NOTED) if isinstance(fields, Mapping) else ():
             path = f"{prefix}.{name}"
             if value is not None and path not in _NVEXT_READ and path not in report.outcomes and _is_name(name):
                 report.note(path, REJECTED)
@@ -190,19 +197,19 @@ def _priority(body: Mapping[str, Any], report: HintReport) -> int:
 
 
 def _from_agent_hints(prefix: str, hints: Mapping[str, Any], priority: int, report: HintReport) -> int:
-    for name, value in hints.items():
+    if hints.get("priority") is not None:
+        priority = _clip_priority(f"{prefix}.priority", hints["priority"], -1, report)
+    for name, value in itertools.islice(hints.items(), MAX_NOTED):
         path = f"{prefix}.{name}"
-        if value is None or path in report.outcomes or not _is_name(name):
-            continue
-        if name == "priority":
-            priority = _clip_priority(path, value, -1, report)
-        else:
+        if value is not None and path not in report.outcomes and _is_name(name):
             report.note(path, REJECTED)
     return priority
 
 
 def _clip_priority(path: str, value: Any, sign: int, report: HintReport) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # Not `isfinite` alone: JSON has whole numbers that no float can hold.
+    if not is_number or (isinstance(value, float) and not math.isfinite(value)):
         report.note(path, REJECTED)
         return 0
     wanted = sign * int(value)

@@ -192,19 +192,19 @@ class IdentityResolver:
         if isinstance(messages, list):
             return self._chat_agent(tenant, messages, body.get("tools"), reading)
         preamble, shown = preamble_of(body.get("prompt"))
-        content = self._digests.of_text(preamble)
+        content = self._digests.of_text(tenant, preamble)
         return _Agent(self._id("a", tenant, b"text:" + content), "content", _label(shown))
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
-        of_text = self._digests.of_text(system)
-        of_tools = self._digests.of_tools(tools) or self._tools_left_out(tenant, of_text, messages)
+        of_text = self._digests.of_text(tenant, system)
+        of_tools = self._digests.of_tools(tenant, tools) or self._tools_left_out(tenant, of_text, messages)
         content = of_text + of_tools
         label = _label(system)
         if not system:
             role = role_of_first_user(messages)
             if role:
-                content = self._digests.of_text(role) + of_tools
+                content = self._digests.of_text(tenant, role) + of_tools
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"

@@ -2,7 +2,8 @@
 
 Conversations are recognised, requests counted and tenants' quotas kept in one process's memory, so that two gateways
 at once would each know half. Every proxy finds the same one without asking anybody: a gateway says at its start when
-that was, and one that comes later is never the oldest.
+that was, and one that comes later is not the oldest, as long as the clocks of their nodes differ by less than the time
+between their starts. One that leads for its clock's sake begins with nothing learnt; no request is lost by it.
 """
 
 import math

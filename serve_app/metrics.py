@@ -15,7 +15,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self._refusals = metrics.Counter(
-            "agent_runtime_gateway_refusals", "Requests answered with an error.", ("status",)
+            "agent_runtime_gateway_refusals", "Requests for an answer that got an error in its place.", ("status",)
         )
         self._retries = metrics.Counter(
             "agent_runtime_gateway_retries", "Requests sent again because their replica died."

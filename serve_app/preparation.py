@@ -15,6 +15,7 @@ from serve_app.engine_api import MAX_STOP_STRINGS, ChatCompletionRequest, Comple
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import bad_request, from_pydantic
 from serve_app.http.field_checks import (
+    ANSWER_LIMITS,
     CHAT,
     COMPLETIONS,
     check_fields,
@@ -30,7 +31,6 @@ from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 _CLASSES: dict[str, type[BaseModel]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 _PART_MODALITIES = {"text": "text", "input_text": "text", "refusal": "text", "thinking": "text"}
 _MODALITY_WORDS = ("image", "audio", "video")
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MAX_INT64 = 2**63 - 1
 
 
@@ -136,9 +136,10 @@ def _single_text(parts: list[Any]) -> Any:
     if not parts:
         return ""
     only = parts[0]
-    if len(parts) > 1 or not (isinstance(only, str) or set(only) <= {"type", "text", "cache_control"}):
+    text = only if isinstance(only, str) else only.get("text")
+    if len(parts) > 1 or not isinstance(text, str):
         return parts
-    return only if isinstance(only, str) else only.get("text", "")
+    return text if isinstance(only, str) or set(only) <= {"type", "text", "cache_control"} else parts
 
 
 def without_billing(content: Any) -> Any:
@@ -170,7 +171,8 @@ def _check_parts(parts: list[Any], path: str, modalities: frozenset[str]) -> Non
                 f"{where}.type",
                 "unsupported_content",
             )
-        if part.get("type") in ("text", "input_text") and not isinstance(part.get("text"), str):
+        text, is_text = part.get("text"), part.get("type") in (None, "text", "input_text")
+        if not isinstance(text, str) and (text is not None or is_text):
             raise bad_request(f"`{where}.text` must be a string.", f"{where}.text", "invalid_value")
 
 
@@ -189,7 +191,7 @@ def check_numbers(endpoint: str, fields: dict[str, Any], limits: Limits) -> None
     for name, value in fields.items():
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _MAX_INT64:
             raise bad_request(f"`{name}` is out of range.", name, "invalid_value")
-    for name in _LIMITS:
+    for name in ANSWER_LIMITS:
         value = fields.get(name)
         lowest = 0 if endpoint == COMPLETIONS and fields.get("echo") else 1
         if isinstance(value, int) and not isinstance(value, bool) and value < lowest:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _EVENT_FIELDS = {
     "session_ended": frozenset({"type", "session_id"}),
 }
 _POLICY_FIELDS = frozenset({"name", "mode", "weight", "enabled", "prefetch", "fail_closed", "options"})
+_WHOLE = re.compile(r"\s*-?[0-9]{1,9}\s*")
 PAGE = Path(__file__).parent / "pages" / "live.html"
 
 
@@ -198,7 +200,7 @@ class RuntimeEndpoints:
 
 
 def _horizon(text: str) -> int:
-    if not text.strip().lstrip("-").isascii() or not text.strip().lstrip("-").isdigit() or len(text) > 10:
+    if not _WHOLE.fullmatch(text):
         raise bad_request("`horizon` must be a whole number.", "horizon", "invalid_value")
     return int(text)
 

@@ -1,6 +1,8 @@
 """The endpoints that count and convert tokens: one call to a replica, nothing generated."""
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.requests import Request
@@ -16,7 +18,7 @@ from serve_app.engine_api import (
 )
 from serve_app.generation import Exchange
 from serve_app.http.blocks import check_blocks
-from serve_app.http.field_checks import CHAT
+from serve_app.http.field_checks import CHAT, check_tokens
 from serve_app.http.input import read_object
 from serve_app.routes.messages import chat_body
 from serve_app.tenants import Caller
@@ -41,37 +43,40 @@ class UtilityEndpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """Of a Messages request, which /tokenize counts as the chat completion it is served as."""
-        body = await self._utility_body(request)
-        check_blocks(body, self._limits.modalities)
-        fields = chat_body(AnthropicCountTokensRequest, body)
-        fields["messages"] = preparation.checked_messages(fields["messages"], self._limits.modalities)
-        counted = await self._utility(
-            "tokenize", preparation.parsed(TokenizeChatRequest, fields), self._caller(request).tenant
-        )
-        return JSONResponse({"input_tokens": json.loads(bytes(counted.body))["count"]})
+        async with self._admitted(request) as body:
+            check_blocks(body, self._limits.modalities)
+            fields = chat_body(AnthropicCountTokensRequest, body)
+            fields["messages"] = preparation.checked_messages(fields["messages"], self._limits.modalities)
+            counted = await self._utility("tokenize", preparation.parsed(TokenizeChatRequest, fields))
+            return JSONResponse({"input_tokens": json.loads(bytes(counted.body))["count"]})
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self._utility_body(request)
-        kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
-        if "messages" in body:
-            body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)["messages"]
-        return await self._utility("tokenize", preparation.parsed(kind, body), self._caller(request).tenant)
+        async with self._admitted(request) as body:
+            kind = TokenizeChatRequest if "messages" in body else TokenizeCompletionRequest
+            if "messages" in body:
+                body["messages"] = preparation.prepare(CHAT, {"messages": body["messages"]}, self._limits)["messages"]
+            return await self._utility("tokenize", preparation.parsed(kind, body))
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self._utility_body(request)
-        return await self._utility(
-            "detokenize", preparation.parsed(DetokenizeRequest, body), self._caller(request).tenant
-        )
+        async with self._admitted(request) as body:
+            check_tokens(body.get("tokens"))
+            return await self._utility("detokenize", preparation.parsed(DetokenizeRequest, body))
 
-    async def _utility_body(self, request: Request) -> dict[str, Any]:
-        self._quotas.count_request(self._caller(request).tenant)
-        body = await read_object(request, self._settings.config.gateway)
-        self._check_model(body.get("model"))
-        return {name: value for name, value in body.items() if value is not None}
-
-    async def _utility(self, method: str, engine_request: Any, tenant: str) -> Response:
-        """One item in, one out; takes a place among the requests in flight."""
+    @contextlib.asynccontextmanager
+    async def _admitted(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """The body, of a request that has its place among those in flight before it is read. Raises ApiError."""
+        tenant = self._caller(request).tenant
+        self._quotas.count_request(tenant)
         slot = self._admission.admit(tenant)
+        try:
+            body = await read_object(request, self._settings.config.gateway)
+            self._check_model(body.get("model"))
+            yield {name: value for name, value in body.items() if value is not None}
+        finally:
+            slot.free()
+
+    async def _utility(self, method: str, engine_request: Any) -> Response:
+        """One item in, one out."""
         exchange = Exchange(
             send=lambda _fields, _has_failed: getattr(self._handle, method).remote(
                 engine_request, RawRequestInfo(headers={})
@@ -86,4 +91,3 @@ class UtilityEndpoints:
             return JSONResponse(opened.first.model_dump())
         finally:
             exchange.close()
-            slot.free()

@@ -76,6 +76,8 @@ class SimulatedCore:
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._waiters: list[_Waiter] = []
+        self._aside: list[tuple[int, asyncio.Event]] = []
+        """Prompts that gave way: priority, and what tells them to go on; the last one first."""
         self._numbers = itertools.count()
         self._device = asyncio.Lock()
 
@@ -97,6 +99,9 @@ class SimulatedCore:
     def die(self) -> None:
         self.is_dead = True
         self._thawed.set()
+        while self._aside:
+            self._prefilling += 1
+            self._aside.pop()[1].set()
         for waiter in self._waiters:
             waiter.admitted.set()
 
@@ -124,7 +129,7 @@ class SimulatedCore:
                 await self._prefill(request, allocation)
             finally:
                 self._prefilling -= 1
-                self._wake_next()
+                self._go_on()
             for token in range(1, request.max_tokens + 1):
                 await self._spend(self.cost.decode_s_per_token, shared=True)
                 yield token
@@ -148,6 +153,7 @@ class SimulatedCore:
                     self._prefilling += 1
                     return allocation
                 waiter.admitted.clear()
+                self._go_on(waiter)
                 await waiter.admitted.wait()
                 await self.between_steps()
         except BaseException:
@@ -162,11 +168,39 @@ class SimulatedCore:
         total = len(request.prompt.token_ids)
         done = allocation.cached_tokens
         while done < total:
+            await self._give_way(request)
             step = min(self.cost.step_tokens, total - done)
             await self._spend(step * self.cost.prefill_s_per_token, shared=False)
             done += step
             self.cache.fill(allocation, done)
         request.on_prefill(allocation.cached_tokens)
+
+    async def _give_way(self, request: SimulatedRequest) -> None:
+        """Between two steps, to a waiting request that is to lead; on again once its prompt is computed."""
+        first = self._waiters[0].priority if self._waiters else 0
+        if first >= 0 or first >= request.priority or self.running >= self.cost.max_num_seqs:
+            return
+        turn = asyncio.Event()
+        self._aside.append((request.priority, turn))
+        self._prefilling -= 1
+        self._wake_next()
+        try:
+            await turn.wait()
+        finally:
+            if not turn.is_set():
+                self._aside.remove((request.priority, turn))
+                self._prefilling += 1
+        await self.between_steps()
+
+    def _go_on(self, unable: _Waiter | None = None) -> None:
+        """The device is free: for who leads, else for who gave way, else for who is next. `unable` can't begin now."""
+        first = self._waiters[0] if self._waiters else None
+        leads = first is not None and first is not unable and first.priority < 0
+        if self._aside and not self._prefilling and not leads:
+            self._prefilling += 1
+            self._aside.pop()[1].set()
+        elif unable is None:
+            self._wake_next()
 
     async def _spend(self, seconds: float, *, shared: bool) -> None:
         """Device time; a decoding step is shared by all that decode, a prompt's isn't."""

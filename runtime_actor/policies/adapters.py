@@ -7,18 +7,21 @@ has to go for it (`replicas/adapters.py`).
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import itertools
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import RequestArrived, SessionEnded
-from runtime_actor.policies.base import ACTOR, AdapterSuggestion, Clock, Observation, Policy, Substrate
+from runtime_actor.policies.base import ACTOR, AdapterSuggestion, Clock, Observation, Substrate
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_AGENTS = 4096
 MAX_SESSIONS = 4096
+"""Whose adapters are forecast; shared fairly by tenants, longest unseen first."""
 MAX_DIRTY = 256
 """Sessions whose forecast is made again at one call; the others wait for the next."""
 IDLE_S = 600.0
@@ -42,21 +45,19 @@ class SessionNeeds:
     needs: dict[str, float] = field(default_factory=dict)
 
 
-class AdaptersPolicy(Policy):
+class AdaptersPolicy(OwnPolicy[AdaptersOptions]):
     name: ClassVar[str] = "adapters"
     seat: ClassVar[str] = ACTOR
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = AdaptersOptions
 
     substrate: Substrate
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(AdaptersOptions)
         self._adapters: FairMap[str, str] = FairMap(MAX_AGENTS)
-        self._sessions: OrderedDict[tuple[str, str], SessionNeeds] = OrderedDict()
+        self._sessions: FairMap[str, SessionNeeds] = FairMap(MAX_SESSIONS)
         self._dirty: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._changed: dict[str, None] = {}
-        self._counts: Counter[str] = Counter()
 
     # --- observe ------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class AdaptersPolicy(Policy):
         if isinstance(event, RequestArrived):
             self._arrived(event)
         elif isinstance(event, SessionEnded):
-            self._drop((event.workload, event.session))
+            self._drop(event.workload, event.session)
 
     def _arrived(self, event: RequestArrived) -> None:
         agents = self._adapters.part(event.workload)
@@ -74,29 +75,29 @@ class AdaptersPolicy(Policy):
             self._adapters.trim(event.workload)
         if not agents or not event.replica:
             return
-        key = (event.workload, event.session)
-        known = self._sessions.get(key)
+        sessions = self._sessions.part(event.workload)
+        known = sessions.get(event.session)
         if known is None:
-            known = self._sessions[key] = SessionNeeds(event.replica, event.t_s)
+            known = sessions[event.session] = SessionNeeds(event.replica, event.t_s)
         elif known.replica != event.replica:
             self._changed[known.replica] = None
             known.replica = event.replica
         known.seen_s = event.t_s
-        self._sessions.move_to_end(key)
-        self._dirty[key] = None
-        if len(self._sessions) > MAX_SESSIONS:
-            self._drop(next(iter(self._sessions)))
+        sessions.move_to_end(event.session)
+        self._dirty[event.workload, event.session] = None
+        while len(self._sessions) > MAX_SESSIONS:
+            self._drop(*self._sessions.oldest(event.workload))
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        self._dirty.pop(key, None)
-        gone = self._sessions.pop(key, None)
+    def _drop(self, workload: str, session: str) -> None:
+        self._dirty.pop((workload, session), None)
+        gone = self._sessions.pop(workload, session)
         if gone is not None:
             self._changed[gone.replica] = None
 
     def forget(self, workload: str) -> None:
         self._adapters.drop(workload)
-        for key in [key for key in self._sessions if key[0] == workload]:
-            self._drop(key)
+        for session in list(self._sessions.part(workload)):
+            self._drop(workload, session)
 
     # --- act ----------------------------------------------------------------------------------------
 
@@ -110,14 +111,14 @@ class AdaptersPolicy(Policy):
         return [AdapterSuggestion(self.name, replica, self._values(replica)) for replica in changed]
 
     def _drop_idle(self) -> None:
-        while self._sessions:
-            key, oldest = next(iter(self._sessions.items()))
-            if self.substrate.now_s - oldest.seen_s <= IDLE_S:
-                return
-            self._drop(key)
+        for workload, sessions in list(self._sessions):
+            for session in _silent(sessions, self.substrate.now_s - IDLE_S):
+                self._drop(workload, session)
 
     def _forecast(self, workload: str, session: str) -> None:
-        known = self._sessions[workload, session]
+        known = self._sessions.get(workload, session)
+        if known is None:
+            return
         model = self.substrate.model(workload)
         found = model.forecast(session, self.options.horizon) if model and session in model.sessions else {}
         needs: dict[str, float] = {}
@@ -132,7 +133,7 @@ class AdaptersPolicy(Policy):
 
     def _values(self, replica: str) -> Mapping[str, float]:
         unneeded: dict[str, float] = {}
-        for known in self._sessions.values():
+        for known in (known for _, sessions in self._sessions for known in sessions.values()):
             if known.replica == replica:
                 for adapter, probability in known.needs.items():
                     unneeded[adapter] = unneeded.get(adapter, 1.0) * (1.0 - probability)
@@ -140,3 +141,8 @@ class AdaptersPolicy(Policy):
 
     def counters(self) -> Mapping[str, int]:
         return {**self._counts, "agents": len(self._adapters), "sessions": len(self._sessions)}
+
+
+def _silent(sessions: Mapping[str, SessionNeeds], since_s: float) -> list[str]:
+    """Those at the head that were last seen before then; the rest was seen later."""
+    return list(itertools.takewhile(lambda name: sessions[name].seen_s < since_s, sessions))

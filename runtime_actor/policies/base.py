@@ -196,7 +196,7 @@ class PrefetchSuggestion:
 
 @dataclass(frozen=True, slots=True)
 class InvalidateSuggestion:
-    """Drop what is kept of a tenant's results of `tool`."""
+    """Drop what is kept of a tenant's results of `tool`; both empty: everything of everybody."""
 
     policy: str
     tenant: str
@@ -311,6 +311,8 @@ class Policy(ABC):
     """Whether it makes use of `RequestView.ttft_slo_s`: the gateway reads that header only for such a policy."""
     reads_answers: ClassVar[bool] = False
     """Whether it makes use of `RequestServed.answer`, which is collected only for such a policy."""
+    lets_lead: ClassVar[bool] = False
+    """Whether a tenant's only request in the engines goes before those of others there, once it is this one's turn."""
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         """Raises ConfigurationError for settings that aren't allowed."""

@@ -6,13 +6,13 @@ a request may be passed over.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from runtime_actor.policies.base import ENGINE, Clock, Ordered, Policy, QueuedPrefill
-from runtime_actor.settings import AnyPolicySettings, number
+from runtime_actor.policies.base import ENGINE, Ordered, QueuedPrefill
+from runtime_actor.policies.own import OwnPolicy
+from runtime_actor.settings import number
 
 AT_ONCE = (0.0,)
 RESIDENT = (1.0,)
@@ -28,18 +28,13 @@ class BatchShapingOptions:
     max_passed_over: int = number(8, 1, 10_000)
 
 
-class BatchShapingPolicy(Policy):
+class BatchShapingPolicy(OwnPolicy[BatchShapingOptions]):
     """First those of the group that went last, if its anchor is in the cache, then others whose anchor is,
     then the rest, each in the queue's own order. Where no anchor is known or cached that is the own order."""
 
     name: ClassVar[str] = "batch_shaping"
     seat: ClassVar[str] = ENGINE
-    in_place: ClassVar[bool] = True
-
-    def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
-        super().__init__(settings, substrate)
-        self.options = self.options_as(BatchShapingOptions)
-        self._counts: Counter[str] = Counter()
+    kind: ClassVar[type[Any]] = BatchShapingOptions
 
     def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         self._counts["ordered"] += 1
@@ -51,6 +46,3 @@ class BatchShapingPolicy(Policy):
         if not item.is_resident:
             return REST
         return AT_ONCE if item.follows else RESIDENT
-
-    def counters(self) -> Mapping[str, int]:
-        return dict(self._counts)

@@ -9,10 +9,9 @@ with 429 `deadline_unreachable`, rather than served too late at the cost of othe
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runtime_actor.fair_map import FairMap
 from runtime_actor.policies.base import (
@@ -20,16 +19,17 @@ from runtime_actor.policies.base import (
     Clock,
     Observation,
     Ordered,
-    Policy,
     Refusal,
     RequestRefused,
     RequestSent,
     RequestServed,
     RequestView,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_AGENTS = 4096
+"""With a mean of what they find cached; shared fairly by tenants, longest unseen first."""
 MAX_REQUESTS = 100_000
 MEMORY = 0.1
 """Weight of the newest request in the running means."""
@@ -65,25 +65,22 @@ class Mean:
         self.value += (value - self.value) * max(MEMORY, 1.0 / self.count)
 
 
-class DeadlinePolicy(Policy):
+class DeadlinePolicy(OwnPolicy[DeadlineOptions]):
     """What waits and is due earlier, divided by the rate at which prompts were served lately, is the queue
     ahead of a request; its own prompt comes on top."""
 
     name: ClassVar[str] = "deadline"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = DeadlineOptions
     reads_ttft_slo: ClassVar[bool] = True
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(DeadlineOptions)
         self._seconds_per_token = Mean()
         self._gap_s = Mean()
         self._served_s = -math.inf
         self._cached: FairMap[str, Mean] = FairMap(MAX_AGENTS)
-        """Agent -> what part of its prompts is cached, by workload."""
         self._waiting: dict[int, float] = {}
-        self._counts: Counter[str] = Counter()
 
     def due_s(self, request: RequestView) -> float:
         """When its first token is due, its priority taken into account."""
@@ -136,10 +133,9 @@ class DeadlinePolicy(Policy):
         if event.prompt_tokens <= 0:
             return
         agents = self._cached.part(request.workload)
-        cached = agents.setdefault(request.agent, Mean())
+        agents.setdefault(request.agent, Mean()).add(event.cached_tokens / event.prompt_tokens)
         agents.move_to_end(request.agent)
         self._cached.trim(request.workload)
-        cached.add(event.cached_tokens / event.prompt_tokens)
         if event.ttft_s is None:
             return
         computed = max(1, event.prompt_tokens - event.cached_tokens)

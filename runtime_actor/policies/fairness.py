@@ -9,7 +9,7 @@ away earns no credit. It only orders: no place is kept empty for anybody.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,17 +20,18 @@ from runtime_actor.policies.base import (
     Clock,
     Observation,
     Ordered,
-    Policy,
     Refusal,
     RequestRefused,
     RequestSent,
     RequestServed,
     RequestView,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.settings import AnyPolicySettings, number
 
-MAX_FLOWS = 4096
-"""Idle tenants and agents that are remembered; beyond it the one idle for longest is forgotten, which costs
+MAX_TENANTS = 4096
+MAX_AGENTS = 256
+"""Of a tenant. Of both the idle ones are remembered; beyond a bound the one idle for longest is forgotten, which costs
 nothing: it would start at the least counter of the active ones anyhow."""
 MAX_REQUESTS = 100_000
 
@@ -59,9 +60,10 @@ class Flow:
 
 
 class Level:
-    """Flows that compete with each other."""
+    """Flows that compete with each other; of idle ones no more than make `cap` in all."""
 
-    def __init__(self) -> None:
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
         self._flows: OrderedDict[str, Flow] = OrderedDict()
         self._active: dict[str, Flow] = {}
         self._floor = 0.0
@@ -97,7 +99,7 @@ class Level:
         return self._floor
 
     def _trim(self) -> None:
-        if len(self._flows) > MAX_FLOWS:
+        if len(self._flows) > self._cap:
             idle = next((name for name, flow in self._flows.items() if not flow.active), None)
             if idle is not None:
                 del self._flows[idle]
@@ -122,27 +124,26 @@ class Charge:
         self.agent.counter += amount
 
 
-class FairnessPolicy(Policy):
+class FairnessPolicy(OwnPolicy[FairnessOptions]):
     """Order: the tenant's counter, then the agent's; of equal ones, whoever has less in the engines. Without that
     a flow that comes back, and starts at the least counter, would wait behind the one that holds it."""
 
     name: ClassVar[str] = "fairness"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = FairnessOptions
+    lets_lead: ClassVar[bool] = True
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(FairnessOptions)
         for tenant, weight in self.options.weights.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0.001 <= weight <= 1000.0:
                 raise ConfigurationError(
                     f"policies.fairness.options.weights.{tenant}: {weight!r} is not allowed; allowed: a number from "
                     "0.001 to 1000"
                 )
-        self._tenants = Level()
+        self._tenants = Level(MAX_TENANTS)
         self._agents: OrderedDict[str, Level] = OrderedDict()
         self._charges: dict[int, Charge] = {}
-        self._counts: Counter[str] = Counter()
 
     def admit(self, request: RequestView) -> Refusal | None:
         """Enters the request in the account. Refused are those of a tenant that fills the queue by itself."""
@@ -162,8 +163,8 @@ class FairnessPolicy(Policy):
     def _level(self, tenant: str) -> Level:
         level = self._agents.get(tenant)
         if level is None:
-            level = self._agents[tenant] = Level()
-            if len(self._agents) > MAX_FLOWS:
+            level = self._agents[tenant] = Level(MAX_AGENTS)
+            if len(self._agents) > MAX_TENANTS:
                 self._drop_idle_level()
         self._agents.move_to_end(tenant)
         return level
@@ -199,9 +200,11 @@ class FairnessPolicy(Policy):
                 self._settle(charge, event)
 
     def _settle(self, charge: Charge, event: RequestServed | RequestRefused) -> None:
-        """From the least it could cost to what it did; a request that never left the queue costs nothing."""
+        """From the least it could cost to what it did; a request that never left the queue costs nothing. One whose
+        client left before its first token was computed for as much as any: its estimate stands for that."""
         if isinstance(event, RequestServed):
-            cost = self._cost(event.prompt_tokens, event.cached_tokens, event.output_tokens, event.held_s)
+            prompt_tokens = event.prompt_tokens or event.request.prompt_tokens
+            cost = self._cost(prompt_tokens, event.cached_tokens, event.output_tokens, event.held_s)
             charge.add(max(0.0, cost - charge.amount))
         if not charge.is_sent:
             charge.tenant.waiting -= 1

@@ -33,7 +33,15 @@ MAX_HANGS = 3
 
 
 class PolicyFailed(AgentRuntimeError):
-    """Raised when a policy raised, took too long, or answered what its hook doesn't allow."""
+    """Raised when a policy raised, took too long, or answered what its hook doesn't allow; `policy` is its name (None:
+    it is the host that can't have it judged)."""
+
+    def __init__(self, message: str, policy: str | None = None) -> None:
+        super().__init__(message)
+        self.policy = policy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.policy)
 
 
 class BusyPolicy(AgentRuntimeError):
@@ -157,6 +165,10 @@ class Hosted:
             self.worker.close()
             self.worker = None
 
+    def __del__(self) -> None:
+        """A filter of an answer under way may have called it once more after it was closed."""
+        self.close()
+
 
 def _see(policy: Policy, events: list[Observation], errors: list[str]) -> None:
     """A policy that raises at one of them has still seen the others."""
@@ -189,7 +201,7 @@ class Guard:
         """The policy's answer. Raises PolicyFailed; the failure has been counted and logged by then."""
         if not hosted.enabled:
             hosted.unseen.clear()
-            raise PolicyFailed(f"{hosted.name} is switched off")
+            raise PolicyFailed(f"{hosted.name} is switched off", hosted.name)
         hosted.calls[primitive] += 1
         try:
             return self._direct(hosted, job) if hosted.policy.in_place else self._on_thread(hosted, job)
@@ -201,7 +213,7 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - whatever a policy raises stays here
             reason = repr(error)[:200]
         self._failed(hosted, primitive, reason)
-        raise PolicyFailed(f"{hosted.name}: {reason}")
+        raise PolicyFailed(f"{hosted.name}: {reason}", hosted.name)
 
     def _direct(self, hosted: Hosted, job: Callable[[Policy], T]) -> T:
         """A slow call is told of and no failure: on a busy machine any code may have to wait."""

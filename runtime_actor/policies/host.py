@@ -34,6 +34,7 @@ from runtime_actor.settings import PolicySettings
 from runtime_actor.tables import ReachTables
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Policy)
 S = TypeVar("S", PrefetchSuggestion, InvalidateSuggestion, GuessSuggestion, AdapterSuggestion)
 
 MAX_OPEN = 4096
@@ -138,6 +139,10 @@ class PolicyHost:
 
     def suggestions(self, kind: type[S]) -> list[S]:
         """Those of that kind since the last call; what else came up is kept for who asks for it."""
+        self._collect()
+        return [s for s in self._open.pop(kind, ()) if isinstance(s, kind)]
+
+    def _collect(self) -> None:
         for hosted in self._hosted:
             if not _has(hosted, "act"):
                 continue
@@ -146,7 +151,6 @@ class PolicyHost:
                     hosted.decisions[suggestion.workload] += 1
                 named = dataclasses.replace(suggestion, policy=hosted.name)
                 self._open.setdefault(type(named), deque(maxlen=MAX_OPEN)).append(named)
-        return [s for s in self._open.pop(kind, ()) if isinstance(s, kind)]
 
     def admit(self, request: RequestView) -> tuple[RequestView, Refusal | None]:
         """The request as it is to go on, and why it must not."""
@@ -200,6 +204,15 @@ class PolicyHost:
 
     # --- the whole ----------------------------------------------------------------------------------
 
+    def has(self, hook: str) -> bool:
+        """Whether a policy that is on has something to say there."""
+        return any(hosted.enabled and _has(hosted, hook) for hosted in self._hosted)
+
+    def running(self, kind: type[P]) -> P | None:
+        """The policy of that kind, if there is one and it is on."""
+        found = (hosted.policy for hosted in self._hosted if hosted.enabled)
+        return next((policy for policy in found if isinstance(policy, kind)), None)
+
     def get(self, name: str) -> Hosted | None:
         return next((h for h in self._hosted if h.policy.settings.name == name), None)
 
@@ -209,8 +222,24 @@ class PolicyHost:
         if hosted is not None:
             hosted.replace(policy)
 
+    def go_on_with(self, made: Sequence[Policy], failure_limit: int, limit_s: float) -> PolicyHost:
+        """A host of these policies in the place of this one, which ends; one whose settings are the same here goes on
+        itself, with what it knows."""
+        policies = []
+        for policy in made:
+            known = self.get(policy.settings.name)
+            is_same = known is not None and known.policy.settings == policy.settings
+            policies.append(known.policy if known is not None and is_same else policy)
+        successor = PolicyHost(policies, failure_limit, limit_s)
+        successor.take_over(self)
+        self.close_others(successor)
+        return successor
+
     def take_over(self, former: PolicyHost) -> None:
-        """Go on with what `former` has counted; failures of a policy that isn't the same object are forgiven."""
+        """Go on with what `former` has counted, and with what its policies have asked for and nobody has carried out;
+        failures of a policy that isn't the same object are forgiven."""
+        former._collect()
+        self._open, former._open = former._open, {}
         known = {hosted.name: hosted for hosted in former.policies}
         for index, hosted in enumerate(self._hosted):
             before = known.get(hosted.name)
@@ -283,8 +312,10 @@ def _has(hosted: Hosted, hook: str) -> bool:
     return getattr(type(policy), hook) is not getattr(Policy, hook) or hook in vars(policy)
 
 
-def unjudged(name: str) -> Refusal:
-    return Refusal(503, "policy_unavailable", f"The policy `{name}` can't judge this request now.", retry_after_s=1.0)
+def unjudged(name: str | None) -> Refusal:
+    """None: it is the request or its answer that can't be judged, by any policy."""
+    told = f"The policy `{name}` can't judge this request now." if name else "This answer can't be judged."
+    return Refusal(503, "policy_unavailable", told, retry_after_s=1.0)
 
 
 def _observe(event: Observation, policy: Policy) -> None:
@@ -318,12 +349,13 @@ def _tables(tables: Mapping[str, ReachTables]) -> Mapping[str, ReachTables]:
 
 
 def _keys(keys: Sequence[tuple[float, ...] | None], count: int) -> Sequence[tuple[float, ...] | None]:
+    """What isn't a tuple of numbers could not be compared with other policies' keys."""
     lengths = {len(key) for key in keys if key is not None}
     if len(keys) != count or len(lengths) > 1 or 0 in lengths:
         raise ValueError(f"order: {len(keys)} keys of lengths {sorted(lengths)} for {count} items")
-    if any(part != part for key in keys if key is not None for part in key):
+    if any(not isinstance(part, (int, float)) or part != part for key in keys if key is not None for part in key):
         raise ValueError("order: a key that isn't a number")
-    return keys
+    return [key if key is None else tuple(key) for key in keys]
 
 
 def _suggestions(suggestions: Sequence[Suggestion]) -> Sequence[Suggestion]:
@@ -331,6 +363,10 @@ def _suggestions(suggestions: Sequence[Suggestion]) -> Sequence[Suggestion]:
         is_prefetch = isinstance(suggestion, PrefetchSuggestion) and math.isfinite(suggestion.value)
         if not is_prefetch and not isinstance(suggestion, (InvalidateSuggestion, GuessSuggestion, AdapterSuggestion)):
             raise TypeError(f"act: {type(suggestion).__name__} is no suggestion with a finite value")
+        if isinstance(suggestion, GuessSuggestion) and not 0.0 <= suggestion.wait_s < math.inf:
+            raise ValueError(f"act: a guess that waits for {suggestion.wait_s!r} s")
+        if not isinstance(getattr(suggestion, "workload", ""), str):
+            raise TypeError("act: a workload that is no text")
     return suggestions
 
 
@@ -338,7 +374,11 @@ def _verdict(verdict: Refusal | Rewrite | None) -> Refusal | Rewrite | None:
     if verdict is None or (isinstance(verdict, Rewrite) and isinstance(verdict.fields, Mapping)):
         return verdict
     if isinstance(verdict, Refusal) and isinstance(verdict.status, int) and 400 <= verdict.status < 600:
-        return verdict
+        texts = (verdict.code, verdict.message, verdict.param or "")
+        later_s = verdict.retry_after_s
+        is_told = all(isinstance(text, str) for text in texts)
+        if is_told and (later_s is None or (isinstance(later_s, (int, float)) and 0.0 <= later_s < math.inf)):
+            return verdict
     raise TypeError(f"admit: {type(verdict).__name__} is no verdict")
 
 

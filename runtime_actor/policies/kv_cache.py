@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from runtime_actor.fair_map import FairMap
 from runtime_actor.identity import SessionRecord
 from runtime_actor.messages import RequestArrived, RequestFinished, SessionEnded
 from runtime_actor.policies.base import CacheOwner, Observation, Policy, PrefetchSuggestion, Substrate
@@ -42,7 +43,7 @@ class Learned:
 class KvCachePolicy(Policy):
     """Candidates for a prefetch are sessions that moved since the last `act`, at most MAX_CANDIDATES.
 
-    At that cap the oldest candidate is dropped and counted in `dropped_candidates`.
+    Tenants share these fairly; at that cap the oldest candidate is dropped and counted in `dropped_candidates`.
     """
 
     name: ClassVar[str] = KV_CACHE
@@ -56,7 +57,7 @@ class KvCachePolicy(Policy):
         self._reach = ReachSettings(settings.gamma, settings.horizon)
         self._dirty: OrderedDict[str, None] = OrderedDict.fromkeys(substrate.workload_names)
         self._learned: dict[str, Learned] = {}
-        self._candidates: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._candidates: FairMap[str, None] = FairMap(MAX_CANDIDATES)
         self.dropped_candidates = 0
 
     # --- observe ------------------------------------------------------------------------------------
@@ -65,15 +66,13 @@ class KvCachePolicy(Policy):
         if not isinstance(event, (RequestArrived, RequestFinished, SessionEnded)):
             return
         self._dirty[event.workload] = None
-        key = (event.workload, event.session)
         if isinstance(event, SessionEnded):
-            self._candidates.pop(key, None)
+            self._candidates.pop(event.workload, event.session)
             return
-        self._candidates[key] = None
-        self._candidates.move_to_end(key)
-        if len(self._candidates) > MAX_CANDIDATES:
-            self._candidates.popitem(last=False)
-            self.dropped_candidates += 1
+        sessions = self._candidates.part(event.workload)
+        sessions[event.session] = None
+        sessions.move_to_end(event.session)
+        self.dropped_candidates += len(self._candidates.trim(event.workload))
 
     def counters(self) -> Mapping[str, int]:
         return {"dropped_candidates": self.dropped_candidates}
@@ -81,8 +80,7 @@ class KvCachePolicy(Policy):
     def forget(self, workload: str) -> None:
         self._dirty.pop(workload, None)
         self._learned.pop(workload, None)
-        for key in [key for key in self._candidates if key[0] == workload]:
-            del self._candidates[key]
+        self._candidates.drop(workload)
 
     # --- score --------------------------------------------------------------------------------------
 
@@ -132,10 +130,11 @@ class KvCachePolicy(Policy):
     # --- act ----------------------------------------------------------------------------------------
 
     def act(self) -> list[PrefetchSuggestion]:
-        candidates, self._candidates = self._candidates, OrderedDict()
+        candidates, self._candidates = self._candidates, FairMap(MAX_CANDIDATES)
         if not self.settings.prefetch.enabled:
             return []
-        return [s for workload, session in candidates for s in self._suggestions(workload, session)]
+        moved = ((workload, session) for workload, sessions in candidates for session in sessions)
+        return [s for workload, session in moved for s in self._suggestions(workload, session)]
 
     def _suggestions(self, workload: str, session_id: str) -> list[PrefetchSuggestion]:
         limits = self.settings.prefetch

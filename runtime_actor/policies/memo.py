@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -18,11 +17,14 @@ from runtime_actor.ahead_account import AheadBounds
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.messages import ToolReturned
 from runtime_actor.next_calls import NextCalls, ToolCall
-from runtime_actor.policies.base import GATEWAY, Clock, InvalidateSuggestion, Observation, Policy
+from runtime_actor.policies.base import GATEWAY, Clock, InvalidateSuggestion, Observation
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.settings import AnyPolicySettings, number
 
 MAX_TOOLS = 1024
 MAX_PENDING = 1024
+ALL = ("", "")
+"""Tenant and tool of an invalidation of everything."""
 MAX_ARGUMENT_CHARS = 256 * 1024
 
 
@@ -78,16 +80,16 @@ class MemoKey:
     allowed: AllowedTool
 
 
-class MemoPolicy(Policy):
-    """Invalidations wait for the next `act`, at most MAX_PENDING; beyond it the oldest is lost and counted."""
+class MemoPolicy(OwnPolicy[MemoOptions]):
+    """Invalidations wait for the next `act`, at most MAX_PENDING; beyond it all results of everybody are dropped, since
+    one that were lost would be a wrong answer."""
 
     name: ClassVar[str] = "memo"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = MemoOptions
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(MemoOptions)
         if len(self.options.tools) > MAX_TOOLS:
             raise ConfigurationError(
                 f"policies.memo.options.tools: {len(self.options.tools)} are not allowed; allowed: at most {MAX_TOOLS}"
@@ -109,7 +111,6 @@ class MemoPolicy(Policy):
             for event in tool.invalidated_by:
                 self._voids.setdefault(event, set()).add(tool.tool)
         self._pending: dict[tuple[str, str], None] = {}
-        self._counts: Counter[str] = Counter()
 
     def observe(self, event: Observation) -> None:
         if isinstance(event, ToolReturned):
@@ -117,11 +118,17 @@ class MemoPolicy(Policy):
 
     def happened(self, tenant: str, event: str) -> None:
         """A tool returned, or an event of that name happened: what it makes void is dropped at the next act."""
+        if ALL in self._pending:
+            return
         for tool in self._voids.get(event, ()):
             self._pending[tenant, tool] = None
-            if len(self._pending) > MAX_PENDING:
-                del self._pending[next(iter(self._pending))]
-                self._counts["invalidations_lost"] += 1
+        if len(self._pending) > MAX_PENDING:
+            self._pending = {ALL: None}
+            self._counts["dropped_all"] += 1
+
+    def keeps(self, tool: str) -> bool:
+        """Whether results of a tool of that name may be kept, of whatever version and tenant."""
+        return tool in self._tools
 
     def act(self) -> list[InvalidateSuggestion]:
         pending, self._pending = self._pending, {}

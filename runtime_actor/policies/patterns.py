@@ -7,16 +7,21 @@ match, so that no more than that is held back of a stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import regex
 
 from runtime_actor.errors import ConfigurationError
 
+T = TypeVar("T")
+
 SCAN_LIMIT_S = 0.05
-"""Of all searches in one prompt, or in one piece of an answer. Longer is a fault of a pattern, or an attack."""
+"""Of all searches in one prompt, or in one piece of an answer, in time of a core. Longer is a fault of a pattern, or an
+attack; waiting for a core is neither."""
+SCAN_WAIT_S = 1.0
+"""And on the clock: meanwhile this process does nothing else."""
 MAX_HELD_CHARS = 4096
 CONTEXT_CHARS = 64
 """Of what went out already, for patterns that look behind or at a word's edge."""
@@ -56,29 +61,33 @@ class Scan:
     """Searches that may take SCAN_LIMIT_S together."""
 
     def __init__(self) -> None:
-        self._ends_s = time.monotonic() + SCAN_LIMIT_S
+        self._ends_s = time.thread_time() + SCAN_LIMIT_S
+        self._latest_s = time.monotonic() + SCAN_WAIT_S
 
     def search(self, pattern: Pattern, text: str, start: int = 0, partial: bool = False) -> Any:
         """The first match from `start` on. Raises ScanTimeout."""
-        try:
-            left_s = self._left_s(pattern)
-            return pattern.compiled.search(text, start, partial=partial, timeout=left_s, concurrent=True)
-        except TimeoutError:
-            raise ScanTimeout(pattern.name) from None
+        compiled = pattern.compiled
+        return self._timed(
+            pattern,
+            lambda left_s: compiled.search(text, start, partial=partial, timeout=left_s, concurrent=True),
+        )
 
     def redacted(self, pattern: Pattern, text: str) -> tuple[str, int]:
         """The text with each match replaced, and how many there were. Raises ScanTimeout."""
-        try:
-            left_s = self._left_s(pattern)
-            return pattern.compiled.subn(lambda _: pattern.replacement, text, timeout=left_s, concurrent=True)
-        except TimeoutError:
-            raise ScanTimeout(pattern.name) from None
+        compiled = pattern.compiled
+        return self._timed(
+            pattern,
+            lambda left_s: compiled.subn(lambda _: pattern.replacement, text, timeout=left_s, concurrent=True),
+        )
 
-    def _left_s(self, pattern: Pattern) -> float:
-        left_s = self._ends_s - time.monotonic()
-        if left_s <= 0.0:
-            raise ScanTimeout(pattern.name)
-        return left_s
+    def _timed(self, pattern: Pattern, job: Callable[[float], T]) -> T:
+        """`regex` looks at the clock: a job that was stopped while others had the core is done again."""
+        while (left_s := self._ends_s - time.thread_time()) > 0.0 and time.monotonic() < self._latest_s:
+            try:
+                return job(left_s)
+            except TimeoutError:
+                continue
+        raise ScanTimeout(pattern.name)
 
 
 class StreamScanner:

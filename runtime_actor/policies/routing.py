@@ -12,13 +12,13 @@ cluster is filled evenly. Without a fresh view of the cluster only the session's
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from runtime_actor.policies.base import ROUTER, Clock, Ordered, Policy, ReplicaOffer
-from runtime_actor.settings import AnyPolicySettings, number
+from runtime_actor.policies.base import ROUTER, Ordered, ReplicaOffer
+from runtime_actor.policies.own import OwnPolicy
+from runtime_actor.settings import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,10 @@ class RoutingOptions:
     hot_requests: int = number(4, 1, 10_000)
 
 
-class RoutingPolicy(Policy):
+class RoutingPolicy(OwnPolicy[RoutingOptions]):
     name: ClassVar[str] = "routing"
     seat: ClassVar[str] = ROUTER
-    in_place: ClassVar[bool] = True
-
-    def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
-        super().__init__(settings, substrate)
-        self.options = self.options_as(RoutingOptions)
-        self._counts: Counter[str] = Counter()
+    kind: ClassVar[type[Any]] = RoutingOptions
 
     def order(self, items: Sequence[Ordered]) -> Sequence[tuple[float, ...] | None]:
         offers = [item for item in items if isinstance(item, ReplicaOffer)]
@@ -68,6 +63,3 @@ class RoutingPolicy(Policy):
         """Why the first one is the first, as far as one reason can be told."""
         reason = "by_cache" if offer.cached_tokens else "by_reach" if offer.reach_tokens else "by_load"
         self._counts[reason] += 1
-
-    def counters(self) -> Mapping[str, int]:
-        return dict(self._counts)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runtime_actor.fair_map import FairMap
 from runtime_actor.messages import RequestArrived, SessionEnded
@@ -20,15 +19,15 @@ from runtime_actor.policies.base import (
     Clock,
     Observation,
     OutputFilter,
-    Policy,
     Refusal,
     RequestServed,
     RequestView,
     Rewrite,
     Verdict,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.policies.patterns import Scan, ScanTimeout, StreamScanner
-from runtime_actor.policies.prompt_texts import mapped_texts, texts, unreadable
+from runtime_actor.policies.prompt_texts import mapped_texts, read, unreadable
 from runtime_actor.policies.safety_rules import (
     Budgets,
     Compiled,
@@ -42,33 +41,30 @@ from runtime_actor.settings import AnyPolicySettings
 
 MAX_SESSIONS = 8192
 MAX_EDGES = 16_384
-"""Transitions that are remembered. Both are shared fairly by workloads; beyond its part the one unused for longest is
+"""Transitions that are remembered. Both are shared fairly by tenants; beyond a bound the one unused for longest is
 forgotten, and what follows a forgotten agent is no surprise."""
 
 audit_log = logging.getLogger("agent_runtime.audit")
 
 
-class SafetyPolicy(Policy):
+class SafetyPolicy(OwnPolicy[SafetyOptions]):
     """A request that can't be judged (token ids where a pattern is to be looked for, a search that doesn't end
     in time) is refused if the policy fails closed, and flagged otherwise."""
 
     name: ClassVar[str] = "safety"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = SafetyOptions
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(SafetyOptions)
         self._rules = compile_rules(self.options)
         self._fails_closed = bool(getattr(settings, "fail_closed", False))
         self._budgets = Budgets()
         self._last: FairMap[str, str] = FairMap(MAX_SESSIONS)
-        """Session -> the agent of its last request."""
         self._edges: FairMap[tuple[str, str], bool] = FairMap(MAX_EDGES)
-        """(agent, the next one) that were seen."""
+        """A workload's transitions: (agent before, agent)."""
         self._left: Counter[tuple[str, str]] = Counter()
         """How often a session went on after (workload, agent), since a transition of it was last forgotten."""
-        self._counts: Counter[str] = Counter()
 
     # --- observe ------------------------------------------------------------------------------------
 
@@ -88,14 +84,14 @@ class SafetyPolicy(Policy):
         self._last.trim(workload)
         if before is None:
             return
-        edges = self._edges.part(workload)
         self._left[workload, before] += 1
+        edges = self._edges.part(workload)
         edges[before, agent] = True
         edges.move_to_end((before, agent))
         while len(self._edges) > MAX_EDGES:
-            owner, forgotten = self._edges.oldest(workload)
-            self._edges.pop(owner, forgotten)
-            del self._left[owner, forgotten[0]]
+            owner, edge = self._edges.oldest(workload)
+            self._edges.pop(owner, edge)
+            del self._left[owner, edge[0]]
 
     def forget(self, workload: str) -> None:
         self._last.drop(workload)
@@ -184,9 +180,12 @@ class SafetyPolicy(Policy):
         if unreadable(request.fields):
             return self._unjudged(request, "unreadable_prompt")
         scan = Scan()
+        prompt = read(request.fields)
         try:
             for pattern in compiled.prompt:
-                if pattern.refuses and any(scan.search(pattern, text) for text in texts(request.fields)):
+                # A name can't be replaced: others refer to it.
+                looked_at = (*prompt.names, *prompt.texts) if pattern.refuses else prompt.names
+                if any(scan.search(pattern, text) for text in looked_at):
                     return self._refuse(request, "content_not_allowed", f"`{pattern.name}` matches the prompt", 403)
             return self._redacted(request, compiled, scan)
         except ScanTimeout:
@@ -249,19 +248,26 @@ class SafetyPolicy(Policy):
         line = json.dumps(entry)
         audit_log.warning("%s", line)
         if self.options.audit_file is not None:
-            self._write(line)
+            self._put_on_record(Path(self.options.audit_file), line)
 
-    def _write(self, line: str) -> None:
-        """Raises OSError: a decision that can't be put on record is a failure of the policy."""
-        path = Path(self.options.audit_file or "")
+    def _put_on_record(self, path: Path, line: str) -> None:
+        """Raises OSError where the policy fails closed: a decision that can't be put on record is then a failure of
+        the policy. Else the decision stands, since a full disk must not be a way round the rules."""
+        try:
+            self._write(path, line)
+        except OSError as error:
+            if self._fails_closed:
+                raise
+            self._counts["unrecorded"] += 1
+            if self._counts["unrecorded"] == 1:
+                audit_log.error("the audit file can't be written: %s", error.strerror)
+
+    def _write(self, path: Path, line: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             size = file.tell()
         if size >= self.options.audit_bytes:
             path.replace(path.with_name(path.name + ".1"))
-
-    def counters(self) -> Mapping[str, int]:
-        return dict(self._counts)
 
 
 class _Filter:

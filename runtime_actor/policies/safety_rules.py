@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_actor.errors import ConfigurationError
+from runtime_actor.fair_map import FairMap
 from runtime_actor.policies.patterns import Pattern, compiled
 from runtime_actor.settings import choice, number
 
@@ -15,7 +15,8 @@ ANY = "*"
 MAX_RULES = 256
 MAX_PATTERNS = 64
 MAX_BUDGETS = 8192
-"""Agents with a budget that are remembered; the one unused for longest is forgotten, and starts with a full one."""
+"""Agents with a budget that are remembered, shared fairly by tenants; the one unused for longest is forgotten, and
+starts with a full one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +142,11 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 class Budgets:
-    """Buckets that refill within a minute, by key. `debit` may overdraw one: what an answer took is only known
-    afterwards, and is paid back before the next request."""
+    """Buckets that refill within a minute, by key, which begins with the tenant. `debit` may overdraw one: what an
+    answer took is only known afterwards, and is paid back before the next request."""
 
     def __init__(self) -> None:
-        self._left: OrderedDict[tuple[str, ...], tuple[float, float]] = OrderedDict()
+        self._left: FairMap[tuple[str, ...], tuple[float, float]] = FairMap(MAX_BUDGETS)
 
     def wait_s(self, key: tuple[str, ...], limit: int, amount: float, now_s: float) -> float:
         """0 if `amount` is there (or the bucket is full: nothing could ever be larger), else how long until."""
@@ -154,11 +155,12 @@ class Budgets:
         return 0.0 if left >= wanted else (wanted - left) * 60.0 / limit
 
     def debit(self, key: tuple[str, ...], limit: int, amount: float, now_s: float) -> None:
-        self._left[key] = (self._now(key, limit, now_s) - amount, now_s)
-        self._left.move_to_end(key)
-        if len(self._left) > MAX_BUDGETS:
-            self._left.popitem(last=False)
+        left = self._now(key, limit, now_s) - amount
+        part = self._left.part(key[0])
+        part[key] = (left, now_s)
+        part.move_to_end(key)
+        self._left.trim(key[0])
 
     def _now(self, key: tuple[str, ...], limit: int, now_s: float) -> float:
-        left, since_s = self._left.get(key, (float(limit), now_s))
+        left, since_s = self._left.get(key[0], key) or (float(limit), now_s)
         return min(float(limit), left + max(0.0, now_s - since_s) * limit / 60.0)

@@ -9,7 +9,7 @@ time and cost nothing; started are those of places where lately almost all were 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -22,11 +22,11 @@ from runtime_actor.policies.base import (
     GuessEnded,
     GuessSuggestion,
     Observation,
-    Policy,
     RequestSent,
     RequestServed,
     RequestView,
 )
+from runtime_actor.policies.own import OwnPolicy
 from runtime_actor.policies.request_templates import Frame, Source, Template, asked_text, learnt
 from runtime_actor.settings import AnyPolicySettings, number
 
@@ -38,6 +38,8 @@ MAX_ACCOUNTS = 4096
 MAX_STEPS = 32
 """Answers of a session that are kept; a longer session isn't guessed any further."""
 MAX_SESSION_CHARS = 131_072
+MAX_CHARS = 1 << 26
+"""Of all sessions' texts; beyond it a session is forgotten, of tenants in fair parts, the longest unseen first."""
 OUTCOMES = 16
 """Guesses at one place by which it is judged."""
 RELEARN_EVERY = 8
@@ -128,25 +130,24 @@ class Account:
             self.served, self.wasted = self.served / 2.0, self.wasted / 2.0
 
 
-class SpeculationPolicy(Policy):
+class SpeculationPolicy(OwnPolicy[SpeculationOptions]):
     """All is kept by workload, which is a tenant's: nobody's requests or answers show in another's guesses."""
 
     name: ClassVar[str] = "speculation"
     seat: ClassVar[str] = GATEWAY
-    in_place: ClassVar[bool] = True
+    kind: ClassVar[type[Any]] = SpeculationOptions
     reads_answers: ClassVar[bool] = True
 
     def __init__(self, settings: AnyPolicySettings, substrate: Clock) -> None:
         super().__init__(settings, substrate)
-        self.options = self.options_as(SpeculationOptions)
         self._sessions: FairMap[str, Session] = FairMap(MAX_SESSIONS)
         self._places: FairMap[tuple[str, int], Place] = FairMap(MAX_PLACES)
         self._frames: FairMap[str, Frame] = FairMap(MAX_FRAMES)
+        self._chars = 0
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._found: list[GuessSuggestion] = []
         self._delays: deque[float] = deque(maxlen=DELAYS)
         self._hedge_after_s: float | None = None
-        self._counts: Counter[str] = Counter()
 
     # --- observe ------------------------------------------------------------------------------------
 
@@ -160,6 +161,7 @@ class SpeculationPolicy(Policy):
         elif isinstance(event, SessionEnded):
             session = self._sessions.pop(event.workload, event.session)
             if session is not None:
+                self._chars -= session.chars
                 self._judge(event.workload, session, None)
 
     def _asked(self, request: RequestView) -> None:
@@ -168,13 +170,20 @@ class SpeculationPolicy(Policy):
         if session is None:
             session = sessions[request.session] = Session()
         sessions.move_to_end(request.session)
-        self._sessions.trim(request.workload)
         session.running += 1
         if session.answers == 0 and session.running == 1:
             self._begin(session, request)
         elif session.running == 1 and session.answers <= MAX_STEPS:
             self._judge(request.workload, session, request)
         session.guess = None
+        self._trim(request.workload)
+
+    def _trim(self, workload: str) -> None:
+        gone = self._sessions.trim(workload)
+        self._chars -= sum(session.chars for session in gone)
+        while self._chars > MAX_CHARS:
+            oldest = self._sessions.pop(*self._sessions.oldest(workload))
+            self._chars -= oldest.chars if oldest is not None else 0
 
     def _begin(self, session: Session, request: RequestView) -> None:
         """A first request: what it is about is a text that later ones may repeat."""
@@ -185,7 +194,8 @@ class SpeculationPolicy(Policy):
         frames[request.agent] = frame
         frames.move_to_end(request.agent)
         self._frames.trim(request.workload)
-        session.sources = {}
+        self._chars -= session.chars
+        session.sources, session.chars = {}, 0
         self._add(session, ("task", 0), text)
         if known is not None:
             self._add(session, ("task", 1), frame.inside(text))
@@ -194,6 +204,7 @@ class SpeculationPolicy(Policy):
         if session.chars + len(text) <= MAX_SESSION_CHARS:
             session.sources[name] = text
             session.chars += len(text)
+            self._chars += len(text)
 
     def _judge(self, workload: str, session: Session, request: RequestView | None) -> None:
         """What came against what was guessed, and the template where it was something else; None: nothing came."""
@@ -255,6 +266,7 @@ class SpeculationPolicy(Policy):
         session.answers += 1
         if session.answers <= MAX_STEPS:
             self._guess(request, session)
+        self._trim(request.workload)
 
     def _guess(self, request: RequestView, session: Session) -> None:
         place = self._places.get(request.workload, (session.last_agent, session.answers))

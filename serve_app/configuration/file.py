@@ -1,5 +1,6 @@
 """Check a whole serve_config.yaml: Ray Serve's own keys (it takes unknown ones in silence) and our `args`."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def _check_http(options: dict[str, Any]) -> None:
         )
     for name in ("request_timeout_s", "keep_alive_timeout_s"):
         value = options.get(name)
-        if value is not None and (isinstance(value, (bool, str)) or value <= 0):
+        if value is not None and (isinstance(value, (bool, str)) or not 0 < value < math.inf):
             raise ConfigurationError(f"http_options.{name}: {shown(value)} is not allowed; allowed: a number > 0")
 
 

@@ -14,6 +14,9 @@ COMPLETIONS = "completions"
 RESPONSES = "responses"
 MESSAGES = "messages"
 
+ANSWER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""How many tokens an answer may have, by each route's name; where two are given the first one counts."""
+
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 _BOOLS = frozenset(
@@ -153,6 +156,13 @@ def check_prompt(prompt: Any) -> None:
 def prompt_count(prompt: Any) -> int:
     """How many prompts a completion has: token ids in a row are one."""
     return len(prompt) if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else 1
+
+
+def check_tokens(tokens: Any) -> None:
+    """Ids that are to be turned into text."""
+    if not isinstance(tokens, list) or not all(map(_is_token_id, tokens)):
+        message = f"`tokens` must be an array of token ids (from 0 to {MAX_TOKEN_ID})."
+        raise bad_request(message, "tokens", "invalid_value")
 
 
 def _is_token_id(item: Any) -> bool:

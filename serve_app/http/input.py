@@ -35,7 +35,7 @@ async def read_object(request: Request, limits: GatewayConfig) -> dict[str, Any]
 async def _read_bounded(request: Request, limits: GatewayConfig) -> bytes:
     too_large = ApiError(413, f"The body is larger than {limits.max_body_bytes} bytes.", code="request_too_large")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and len(declared) < 20 and int(declared) > limits.max_body_bytes:
+    if declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) > limits.max_body_bytes:
         raise too_large
     chunks: list[bytes] = []
     size = 0
@@ -54,7 +54,7 @@ async def _read_bounded(request: Request, limits: GatewayConfig) -> bytes:
 
 
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
-    """Strict JSON: no NaN, no lone surrogates, no number beyond 64 bits.
+    """Strict JSON: no NaN, no lone surrogates, no float that isn't finite. Whole numbers may be of any size.
 
     Raises:
         ApiError: 400, without any of the body's content.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ logger = logging.getLogger("ray.serve")
 JOIN_WAIT_S = 0.5
 """How long a request waits for a guess that the engine hasn't begun: it has the lowest priority, the request hasn't."""
 MAX_ITEMS = 65_536
-"""Items that are kept of one answer; a longer one is thrown away."""
+"""Items that are kept of an answer that nobody has asked for; a longer one is thrown away."""
 END = object()
 Launch = Callable[[GuessSuggestion], Call]
 
@@ -35,7 +36,8 @@ class Guess:
         self.suggestion = suggestion
         self.failed: BaseException | None = None
         self._call = call
-        self._items: list[Any] = []
+        self._items: deque[Any] = deque()
+        self._is_joined = False
         self._is_done = False
         self._changed = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -45,7 +47,7 @@ class Guess:
             async for item in self._call:
                 self._items.append(item)
                 self._changed.set()
-                if len(self._items) > MAX_ITEMS:
+                if len(self._items) > MAX_ITEMS and not self._is_joined:
                     raise RuntimeError("the answer of a guess is too long")
         except asyncio.CancelledError:
             raise
@@ -78,12 +80,11 @@ class Guess:
         return bool(self._items) and error_of(self._items[0]) is None and self.failed is None
 
     async def items(self) -> AsyncIterator[Any]:
-        """From the first one, as they come. Raises what the call raised."""
-        at = 0
+        """From the first one, as they come, each once: they are its client's now. Raises what the call raised."""
+        self._is_joined = True
         while True:
-            while at < len(self._items):
-                yield self._items[at]
-                at += 1
+            while self._items:
+                yield self._items.popleft()
             if self._is_done:
                 break
             await self._wait()
@@ -102,17 +103,19 @@ class Guess:
 
 
 class JoinedCall:
-    """A client's call that is a guess's; `send` makes a call of its own if the guess comes to nothing."""
+    """A client's call that is a guess's; `send` makes a call of its own if the guess comes to nothing. `on_end` is told
+    once whether it was joined, also where the client leaves before that is known."""
 
     def __init__(self, guess: Guess, send: Callable[[], Call], on_end: Callable[[bool], None]) -> None:
         self._guess = guess
         self._send = send
         self._on_end = on_end
         self._own: Call | None = None
+        self._is_told = False
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         began = await self._guess.has_begun(JOIN_WAIT_S)
-        self._on_end(began)
+        self._tell(began)
         if began:
             async for item in self._guess.items():
                 yield item
@@ -124,8 +127,14 @@ class JoinedCall:
 
     def cancel(self) -> None:
         self._guess.cancel()
+        self._tell(False)
         if self._own is not None:
             self._own.cancel()
+
+    def _tell(self, is_joined: bool) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._on_end(is_joined)
 
 
 class HedgedCall:

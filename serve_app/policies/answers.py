@@ -1,8 +1,8 @@
 """An answer's text through the policies' filters, whole or as a stream of events.
 
 Every text of a choice (content, reasoning, completion text, arguments of each tool call) has filters of its
-own, so that what is held back of one never shows in another. Log probabilities repeat the text token by token:
-an answer that is filtered has none.
+own, so that what is held back of one never shows in another. Log probabilities and ids repeat the text token by
+token: an answer that is filtered has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from runtime_actor.policies.guard import PolicyFailed
 from runtime_actor.policies.host import HostedFilter, unjudged
 from serve_app.http.errors import ApiError
-from serve_app.policies.whole_texts import change_answer
+from serve_app.policies.whole_texts import REPEATS, change_answer
 
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
 MAX_CHOICES = 128
@@ -33,14 +33,15 @@ class AnswerFilter:
         self._texts: dict[Where, Sequence[HostedFilter]] = {}
 
     def content(self, body: dict[str, Any]) -> None:
-        """Filter a whole answer in place. Raises ApiError 503 where a policy fails closed."""
+        """Filter a whole answer in place. Raises ApiError 503 where a policy fails closed, or its form lets nobody
+        look at it."""
         try:
             for choice in _choices(body):
                 self._choice(choice, choice.get("message"), ends=True)
             if "choices" not in body:
                 # Of Messages, whose streams pass here as chat completions and whose whole answers don't.
                 change_answer(body, lambda text: passed(self._make(), text, ends=True))
-        except PolicyFailed as error:
+        except (PolicyFailed, RecursionError) as error:
             raise failed_closed(error) from None
 
     async def stream(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -49,7 +50,7 @@ class AnswerFilter:
             async for event in events:
                 # Not `splitlines`: a model's text may hold other separators than a stream's own.
                 yield "\n".join(self._event(line) for line in event.split("\n"))
-        except PolicyFailed as error:
+        except (PolicyFailed, ValueError, RecursionError) as error:
             raise failed_closed(error) from None
 
     def _event(self, line: str) -> str:
@@ -62,8 +63,9 @@ class AnswerFilter:
 
     def _choice(self, choice: dict[str, Any], part: Any, ends: bool) -> None:
         index = int(choice.get("index") or 0)
-        if choice.get("logprobs") is not None:
-            choice["logprobs"] = None
+        for name in REPEATS:
+            if choice.get(name) is not None:
+                choice[name] = None
         for holder, name, where in _texts(index, choice, part):
             holder[name] = self._feed(where, holder[name])
         if ends:
@@ -94,8 +96,9 @@ def passed(filters: Sequence[HostedFilter], text: str, ends: bool = False) -> st
     return text
 
 
-def failed_closed(error: PolicyFailed) -> ApiError:
-    refusal = unjudged(str(error).split(":")[0].split(" ")[0])
+def failed_closed(error: Exception) -> ApiError:
+    """Of a policy that can't judge, or (anything else) of an answer that nobody could."""
+    refusal = unjudged(error.policy if isinstance(error, PolicyFailed) else None)
     return ApiError(refusal.status, refusal.message, code=refusal.code, headers={"retry-after": "1"})
 
 

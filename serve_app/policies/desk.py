@@ -17,7 +17,6 @@ from runtime_actor.policies.base import (
     Clock,
     GuessSuggestion,
     Observation,
-    Policy,
     Refusal,
     RequestRefused,
     RequestView,
@@ -106,31 +105,27 @@ class PolicyDesk:
             return
         self._settings = settings
         self.router.configure(settings, self._failure_limit)
-        kept = {hosted.name: hosted for hosted in self.host.policies}
         made = catalogue.make_seated(settings, GATEWAY, self._clock)
-        policies = [
-            kept[p.settings.name].policy
-            if p.settings.name in kept and kept[p.settings.name].policy.settings == p.settings
-            else p
-            for p in made
-        ]
-        self.host.close()
-        self.host = PolicyHost(policies, self._failure_limit, CALL_LIMIT_S)
+        self.host = self.host.go_on_with(made, self._failure_limit, CALL_LIMIT_S)
         self.reads_answers = any(h.enabled and h.policy.reads_answers for h in self.host.policies)
         self._set_queue()
         if self.speculation is None:
             self.ahead.end_all()
 
     def _set_queue(self) -> None:
+        """Without a policy that orders, also where it was switched off for its faults, requests don't wait here."""
         wanted = self.has("order")
         if wanted and self.turnstile is None:
-            self.turnstile = Turnstile(*self._bounds, lambda requests: self.host.order(requests))
+            self.turnstile = Turnstile(*self._bounds, lambda requests: self.host.order(requests), self._lets_lead)
         elif self.turnstile is not None:
             self.turnstile.places, self.turnstile.prefill_tokens = self._bounds if wanted else UNBOUNDED
             self.turnstile.grant()
 
     def has(self, hook: str) -> bool:
-        return any(h.enabled and getattr(type(h.policy), hook) is not getattr(Policy, hook) for h in self.host.policies)
+        return self.host.has(hook)
+
+    def _lets_lead(self) -> bool:
+        return any(hosted.enabled and hosted.policy.lets_lead for hosted in self.host.policies)
 
     @property
     def now_s(self) -> float:
@@ -156,9 +151,7 @@ class PolicyDesk:
     @property
     def speculation(self) -> SpeculationPolicy | None:
         """The policy, if it is on."""
-        hosted = self.host.get(SpeculationPolicy.name)
-        on = hosted is not None and hosted.enabled and isinstance(hosted.policy, SpeculationPolicy)
-        return hosted.policy if on and hosted is not None and isinstance(hosted.policy, SpeculationPolicy) else None
+        return self.host.running(SpeculationPolicy)
 
     def start_guesses(self) -> None:
         """Those that the policies ask for, while there is room that no client's request wants."""
@@ -190,6 +183,8 @@ class PolicyDesk:
         Raises ApiError where a policy refuses it."""
         if not self.is_active:
             return NO_TICKET
+        if self.turnstile is not None and self.turnstile.places == self._bounds[0] and not self.has("order"):
+            self._set_queue()
         request = RequestView(
             request_id=next(self._numbers),
             tenant=identity.tenant,
@@ -246,6 +241,7 @@ class PolicyDesk:
             "waiting": gate.waiting,
             "passed": gate.passed,
             "waited": gate.waited,
+            "led": gate.led,
         }
 
 

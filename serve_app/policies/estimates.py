@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app.http.field_checks import ANSWER_LIMITS
+
 CHARS_PER_TOKEN = 4
 """English text and the common tokenizers; other text has fewer characters a token, and is charged what the
 engine counted once it is served."""
@@ -29,7 +31,7 @@ def prompt_tokens(fields: Mapping[str, Any]) -> int:
 
 
 def output_tokens(fields: Mapping[str, Any]) -> int:
-    asked = fields.get("max_completion_tokens") or fields.get("max_tokens")
+    asked = next((fields[name] for name in ANSWER_LIMITS if fields.get(name)), None)
     each = min(asked, MAX_OUTPUT_TOKENS) if isinstance(asked, int) and asked > 0 else USUAL_OUTPUT_TOKENS
     choices = fields.get("n")
     return each * (choices if isinstance(choices, int) and choices > 0 else 1)

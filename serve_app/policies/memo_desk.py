@@ -1,17 +1,20 @@
 """The gateway's way to the memo actor: fast when it is there, no obstacle when it isn't.
 
 While the actor can't be reached a caller is told to run its tool and nothing is kept. An invalidation that
-could not be delivered is owed: until it is, nothing is looked up.
+could not be delivered is owed: until it is, nothing is looked up. What is kept from before this gateway, or from other
+settings of the policy, is dropped before the first look-up: nobody knows what happened meanwhile, or is owed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar, cast
 
 from ray.exceptions import RayError
 
@@ -20,10 +23,12 @@ from runtime_actor.fair_map import FairMap
 from runtime_actor.memo_actor import get_or_create
 from runtime_actor.memo_store import Limits
 from runtime_actor.next_calls import ToolCall
-from runtime_actor.policies.memo import MemoKey, MemoPolicy
+from runtime_actor.policies.memo import ALL, MemoKey, MemoPolicy
 from serve_app.policies.desk import PolicyDesk
 
 logger = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
 
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 1.0
@@ -46,20 +51,22 @@ class MemoDesk:
         self._retry_at_s = 0.0
         self._lock = asyncio.Lock()
         self._resolving = asyncio.Lock()
-        self._owed: dict[tuple[str, str], None] = {}
-        """(tenant, allowed tool): as many as there are of both."""
+        self._owed: dict[tuple[str, str], int] = {}
+        """(tenant, allowed tool), as many as there are of both: when it came up, by number."""
+        self._numbers = itertools.count()
         self._open: FairMap[str, tuple[str, str]] = FairMap(MAX_OPEN_CALLS)
         """Tenant's tickets: session and digest of the call."""
         self._delivering: asyncio.Task[None] | None = None
+        self._listening: MemoPolicy | None = None
+        """The policy since whose beginning everything that makes results void was heard of."""
+        self._jobs: set[asyncio.Task[Any]] = set()
         desk.after_event = self._deliver_soon
         self.unreachable = 0
 
     @property
     def policy(self) -> MemoPolicy | None:
         """The policy, if it is on."""
-        hosted = self._desk.host.get(MemoPolicy.name)
-        on = hosted is not None and hosted.enabled and isinstance(hosted.policy, MemoPolicy)
-        return hosted.policy if on and hosted is not None and isinstance(hosted.policy, MemoPolicy) else None
+        return self._desk.host.running(MemoPolicy)
 
     # --- calls ------------------------------------------------------------------------------------------
 
@@ -81,8 +88,8 @@ class MemoDesk:
         try:
             await self._deliver()
             wait_s = min(max(wait_s, 0.0), MAX_WAIT_S)
-            call = ("lookup", tenant, key.digest, tool, _limits(key), wait_s)
-            answer: dict[str, Any] = await self._call(*call, timeout_s=CALL_TIMEOUT_S + wait_s)
+            about = (key.digest, tool, _limits(key), wait_s)
+            answer: dict[str, Any] = await self._granted("lookup", tenant, *about, timeout_s=CALL_TIMEOUT_S + wait_s)
         except RuntimeUnavailable:
             self.unreachable += 1
             return dict(RUN)
@@ -92,7 +99,11 @@ class MemoDesk:
                 told += self._returned(tenant, session, key.digest, answer["value"])
             elif answer["ticket"] is not None:
                 self._note(tenant, answer["ticket"], session, key.digest)
-            answer |= await self._ahead(tenant, told)
+            try:
+                answer |= await self._ahead(tenant, told)
+            except asyncio.CancelledError:
+                self._give_back(tenant, answer)
+                raise
         return answer
 
     async def lookup_ahead(
@@ -106,9 +117,8 @@ class MemoDesk:
         try:
             await self._deliver()
             bounds = dataclasses.asdict(policy.ahead_bounds)
-            return cast(
-                dict[str, Any], await self._call("lookup_ahead", tenant, key.digest, tool, _limits(key), bounds)
-            )
+            found: dict[str, Any] = await self._granted("lookup_ahead", tenant, key.digest, tool, _limits(key), bounds)
+            return found
         except RuntimeUnavailable:
             self.unreachable += 1
             return {"outcome": "refused", "reason": "unreachable"}
@@ -117,6 +127,9 @@ class MemoDesk:
         """`reason`: stored | void | too_large | unknown_ticket | off | unreachable; `ahead` as for `lookup`."""
         if self.policy is None:
             return {"reason": "off"}
+        return await asyncio.shield(self._apart(self._store(tenant, ticket, value)))
+
+    async def _store(self, tenant: str, ticket: str, value: bytes) -> dict[str, Any]:
         session, digest = self._open.pop(tenant, ticket) or (None, "")
         try:
             await self._deliver()
@@ -145,8 +158,8 @@ class MemoDesk:
             return 0
         if event is not None:
             policy.happened(tenant, event)
-        if tool is not None:
-            self._owed[tenant, tool] = None
+        if tool is not None and policy.keeps(tool):
+            self._owe(tenant, tool)
         return await self._deliver()
 
     async def state(self) -> dict[str, int] | None:
@@ -193,7 +206,10 @@ class MemoDesk:
     # --- the way there ------------------------------------------------------------------------------------
 
     def _deliver_soon(self) -> None:
-        if self.policy is not None and (self._delivering is None or self._delivering.done()):
+        if self.policy is None:
+            return
+        self._collect()
+        if self._owed and (self._delivering is None or self._delivering.done()):
             self._delivering = asyncio.get_running_loop().create_task(self._deliver_quietly())
 
     async def _deliver_quietly(self) -> None:
@@ -204,15 +220,66 @@ class MemoDesk:
 
     async def _deliver(self) -> int:
         """Carry out what the policy asked for and what is owed. Raises RuntimeUnavailable."""
-        self._owed |= {(s.tenant, s.tool): None for s in self._desk.host.invalidations()}
+        self._collect()
+        if self.policy is not self._listening:
+            self._owed.setdefault(ALL, next(self._numbers))
         if not self._owed:
             return 0
         dropped = 0
         async with self._lock:
-            for tenant, tool in list(self._owed):
-                dropped += await self._call("invalidate", tenant, tool)
-                self._owed.pop((tenant, tool), None)
+            if ALL in self._owed:
+                dropped += await self._clear()
+            for one, number in list(self._owed.items()):
+                dropped += await self._paid({one: number}, "invalidate", *one)
         return dropped
+
+    def _collect(self) -> None:
+        for suggestion in self._desk.host.invalidations():
+            self._owe(suggestion.tenant, suggestion.tool)
+
+    async def _clear(self) -> int:
+        """Drop everything of everybody. Raises RuntimeUnavailable."""
+        policy = self.policy
+        dropped = await self._paid(dict(self._owed), "clear")
+        self._listening = policy
+        return dropped
+
+    async def _paid(self, debts: dict[tuple[str, str], int], method: str, *arguments: str) -> int:
+        """Look-ups wait until it is done, and what came up meanwhile is still owed. Raises RuntimeUnavailable."""
+        dropped = int(await self._call(method, *arguments))
+        for debt, number in debts.items():
+            if self._owed.get(debt) == number:
+                del self._owed[debt]
+        return dropped
+
+    def _owe(self, tenant: str, tool: str) -> None:
+        self._owed[tenant, tool] = next(self._numbers)
+
+    async def _granted(self, method: str, tenant: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """A look-up whose ticket is given back where its caller has left: else others would wait for a run that nobody
+        makes, until its lease ends."""
+        asked = self._apart(self._call(method, tenant, *arguments, timeout_s=timeout_s))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(functools.partial(self._unclaimed, tenant))
+            raise
+
+    def _unclaimed(self, tenant: str, asked: asyncio.Task[Any]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._give_back(tenant, asked.result())
+
+    def _give_back(self, tenant: str, answer: Mapping[str, Any]) -> None:
+        ticket = answer.get("ticket")
+        if ticket is not None:
+            self._apart(self.release(tenant, ticket))
+
+    def _apart(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """It goes on where its caller leaves."""
+        task = asyncio.get_running_loop().create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        return task
 
     async def _call(self, method: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         if time.monotonic() < self._retry_at_s:

@@ -42,7 +42,7 @@ class ResponseFilter:
         """Filter a whole answer in place. Raises ApiError 503 where a policy fails closed."""
         try:
             change_answer(body, self._whole)
-        except PolicyFailed as error:
+        except (PolicyFailed, RecursionError) as error:
             raise failed_closed(error) from None
 
     async def stream(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -50,7 +50,7 @@ class ResponseFilter:
         try:
             async for event in events:
                 yield "".join(self._block(block) for block in event.split("\n\n") if block)
-        except PolicyFailed as error:
+        except (PolicyFailed, ValueError, RecursionError) as error:
             raise failed_closed(error) from None
 
     def _block(self, block: str) -> str:

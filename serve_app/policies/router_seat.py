@@ -35,15 +35,14 @@ class RouterSeat:
         return any(hosted.enabled and type(hosted.policy).order is not Policy.order for hosted in self._host.policies)
 
     def configure(self, settings: Sequence[AnyPolicySettings], failure_limit: int) -> None:
-        """Take what the operator changed; with the same settings they go on with what they know."""
+        """Take what the operator changed; one with the same settings goes on with what it knows."""
         mine = tuple(entry for entry in settings if catalogue.seat_of(entry) == ROUTER)
         if mine == self._settings:
             return
         self._settings = mine
-        host = PolicyHost(catalogue.make_seated(mine, ROUTER, MonotonicClock()), failure_limit, CALL_LIMIT_S)
+        made = catalogue.make_seated(mine, ROUTER, MonotonicClock())
         with self._lock:
-            former, self._host = self._host, host
-            former.close()
+            self._host = self._host.go_on_with(made, failure_limit, CALL_LIMIT_S)
 
     def ordered(self, offers: Sequence[ReplicaOffer]) -> list[str]:
         """Replicas, best first; where no policy has an opinion in the order of the offers."""

@@ -52,6 +52,11 @@ class Ticket:
     fields: Mapping[str, Any] | None = None
     """What goes to the engine in the place of the client's own fields; None: those."""
 
+    @property
+    def leads(self) -> bool:
+        """Whether it goes before others that the engines have."""
+        return False
+
     def accepted(self, accepted: RequestAccepted | None, is_stream: bool) -> None:
         """The engine took the request, and its first content is here."""
 
@@ -106,6 +111,10 @@ class PolicyTicket(Ticket):
         self._sent_s = self._desk.now_s
         self._waited_s = max(0.0, self._sent_s - self._request.arrived_s)
         self._desk.host.observe(RequestSent(self._request, self._waited_s))
+
+    @property
+    def leads(self) -> bool:
+        return self._pass is not None and self._pass.leads
 
     def accepted(self, accepted: RequestAccepted | None, is_stream: bool) -> None:
         self._accepted = accepted

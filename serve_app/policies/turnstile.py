@@ -5,6 +5,10 @@ engine computes prompts in the order in which it took them, so what is inside ca
 steps' worth of tokens are enough to keep it busy. Work conserving within these bounds: whoever comes while
 there is room and nobody waits passes at once, and room that becomes free goes to a waiting request at once. How
 many may wait is bounded by the requests in flight.
+
+Where a policy asks for it, a tenant's only request inside leads: it goes before the others that the engines have taken
+and not begun, and between two steps also before what they have begun (`replicas/scheduler.py`). One such prompt at a
+time may be inside beyond the bound on tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,31 +38,38 @@ class _Waiter:
 
 
 class Pass:
-    """One request's room inside; each part of it is given back once."""
+    """One request's room inside; each part of it is given back once. `leads`: it goes first in the engines."""
 
-    def __init__(self, gate: Turnstile, tokens: int) -> None:
+    def __init__(self, gate: Turnstile, tenant: str, tokens: int, leads: bool) -> None:
         self._gate: Turnstile | None = gate
+        self._tenant = tenant
         self._tokens = tokens
+        self._is_computed = False
+        self.leads = leads
 
     def has_output(self) -> None:
         """Its prompt is computed."""
-        if self._gate is not None and self._tokens:
-            self._gate.prefilling -= self._tokens
-            self._tokens = 0
-            self._gate.grant()
+        gate = self._gate
+        if gate is not None and not self._is_computed:
+            self._is_computed = True
+            gate.computed(self._tokens, self.leads)
+            gate.grant()
 
     def leave(self) -> None:
         gate, self._gate = self._gate, None
         if gate is not None:
-            gate.inside -= 1
-            gate.prefilling -= self._tokens
+            if not self._is_computed:
+                gate.computed(self._tokens, self.leads)
+            gate.left(self._tenant)
             gate.grant()
 
 
 class Turnstile:
     """Flows are a tenant's agents: the policies order the flows' first requests, not every single one."""
 
-    def __init__(self, places: int, prefill_tokens: int, order: Order) -> None:
+    def __init__(
+        self, places: int, prefill_tokens: int, order: Order, lets_lead: Callable[[], bool] = lambda: False
+    ) -> None:
         self.places = places
         self.prefill_tokens = prefill_tokens
         self.prefilling = 0
@@ -65,7 +77,13 @@ class Turnstile:
         self.passed = 0
         self.waited = 0
         self.inside = 0
+        self.led = 0
+        """How many passed as leading."""
+        self._leading = 0
+        """Of them those that have no output yet."""
+        self._inside_of: Counter[str] = Counter()
         self._order = order
+        self._lets_lead = lets_lead
         self._numbers = itertools.count()
         self._flows: dict[tuple[str, str], list[_Waiter]] = {}
 
@@ -101,16 +119,34 @@ class Turnstile:
             self._pop(waiter)
             waiter.turn.set_result(self._let_in(waiter.request))
 
+    def computed(self, tokens: int, leads: bool) -> None:
+        """A prompt inside has its first output, or has left without one."""
+        self.prefilling -= tokens
+        self._leading -= leads
+
+    def left(self, tenant: str) -> None:
+        self.inside -= 1
+        self._inside_of[tenant] -= 1
+        if not self._inside_of[tenant]:
+            del self._inside_of[tenant]
+
     def _has_room(self, request: RequestView) -> bool:
-        """A prompt longer than the bound goes alone."""
-        fits = self.prefilling + request.prompt_tokens <= self.prefill_tokens
-        return self.inside < self.places and (fits or not self.prefilling)
+        """A prompt longer than the bound goes alone, or leads."""
+        fits = self.prefilling + request.prompt_tokens <= self.prefill_tokens or not self.prefilling
+        return self.inside < self.places and (fits or (not self._leading and self._leads(request)))
+
+    def _leads(self, request: RequestView) -> bool:
+        return bool(self._inside_of) and request.tenant not in self._inside_of and self._lets_lead()
 
     def _let_in(self, request: RequestView) -> Pass:
+        leads = self._leads(request)
+        self.led += leads
+        self._leading += leads
         self.inside += 1
+        self._inside_of[request.tenant] += 1
         self.passed += 1
         self.prefilling += request.prompt_tokens
-        return Pass(self, request.prompt_tokens)
+        return Pass(self, request.tenant, request.prompt_tokens, leads)
 
     def _queue(self, request: RequestView) -> _Waiter:
         slo_s = request.ttft_slo_s

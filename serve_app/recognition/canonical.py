@@ -8,16 +8,16 @@ replaced here, for identity only. The prompt itself keeps them, but for billing 
 
 import re
 import unicodedata
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
 from blake3 import blake3
 
+from runtime_actor.fair_map import FairMap
 from serve_app.recognition.noise import without_noise
 
 MAX_MEMO_ENTRIES = 4096
-"""Canonical digests kept, least recently used out first."""
+"""Canonical digests kept, shared fairly by tenants, least recently used out first."""
 
 TOOLS_BYTES = 65_536
 """Of a request's tools without another allocation; more is a matter of time alone."""
@@ -100,40 +100,39 @@ def leading_count(messages: list[dict[str, Any]]) -> int:
 
 
 class CanonicalDigests:
-    """Digests of canonical texts, remembered by what was sent.
+    """Digests of canonical texts, remembered by tenant and by what was sent: what one tenant sends takes no less time
+    because another one has sent it.
 
     The memo's keys are the interpreter's own keyed hashes, several times faster than a digest: they never leave
     the process, and nobody outside can make two contents meet in one.
     """
 
     def __init__(self, max_entries: int = MAX_MEMO_ENTRIES) -> None:
-        self._max_entries = max_entries
-        self._memo: OrderedDict[int, bytes] = OrderedDict()
+        self._memo: FairMap[int, bytes] = FairMap(max_entries)
 
-    def of_text(self, text: str) -> bytes:
-        raw = hash(text)
-        known = self._memo.get(raw)
+    def of_text(self, tenant: str, text: str) -> bytes:
+        part, raw = self._memo.part(tenant), hash(text)
+        known = part.get(raw)
         if known is not None:
-            self._memo.move_to_end(raw)
+            part.move_to_end(raw)
             return known
-        return self._remember(raw, digest(canonical_text(text).encode()))
+        return self._remember(tenant, raw, digest(canonical_text(text).encode()))
 
-    def of_tools(self, tools: Any) -> bytes:
+    def of_tools(self, tenant: str, tools: Any) -> bytes:
         """As `digest_of_tools`, and without the clocks and ids that a description may hold."""
         sent = digest_of_tools(tools)
         if not sent:
             return sent
-        raw = hash(sent)
-        known = self._memo.get(raw)
+        part, raw = self._memo.part(tenant), hash(sent)
+        known = part.get(raw)
         if known is not None:
-            self._memo.move_to_end(raw)
+            part.move_to_end(raw)
             return known
-        return self._remember(raw, digest_of_tools(_without_noise(tools)) if _may_hold_noise(tools) else sent)
+        return self._remember(tenant, raw, digest_of_tools(_without_noise(tools)) if _may_hold_noise(tools) else sent)
 
-    def _remember(self, raw: int, result: bytes) -> bytes:
-        self._memo[raw] = result
-        if len(self._memo) > self._max_entries:
-            self._memo.popitem(last=False)
+    def _remember(self, tenant: str, raw: int, result: bytes) -> bytes:
+        self._memo.part(tenant)[raw] = result
+        self._memo.trim(tenant)
         return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,16 @@ POLICIES: list[dict[str, Any]] = [
     },
     {"name": "fairness"},
     {"name": "deadline"},
-    {"name": "memo", "options": {"tools": [{"tool": "search", "invalidated_by": ["write"]}]}},
+    {
+        "name": "memo",
+        "options": {
+            "tools": [
+                {"tool": "search", "invalidated_by": ["write"]},
+                {"tool": "user", "read_only": True, "run_ahead": True},
+                {"tool": "order", "read_only": True, "run_ahead": True, "invalidated_by": ["cancel"]},
+            ]
+        },
+    },
     {"name": "batch_shaping"},
     {"name": "speculation"},
     {"name": "routing"},
@@ -79,6 +89,71 @@ def test_a_tool_is_run_once_through_the_actor_of_its_own(served: Server) -> None
     assert (kept["hits"], kept["stored"], kept["invalidated"]) == (1, 3, 1)
     for memo in (*memos, stranger):
         memo.close()
+
+
+class Shop:
+    """A program with two tools, and what they ran."""
+
+    def __init__(self, server: Server, tenant: str) -> None:
+        self.runs: list[str] = []
+        self.memo = Memo(server.url, KEYS[tenant])
+        self.user = self.memo.tool("user", ahead=True)(self._user)
+        self.order = self.memo.tool("order", ahead=True)(self._order)
+
+    def _user(self, user_id: str) -> dict[str, Any]:
+        self.runs.append(user_id)
+        return {"orders": [f"{user_id}-{n}" for n in range(3)]}
+
+    def _order(self, order_id: str) -> str:
+        self.runs.append(order_id)
+        return order_id.upper()
+
+    def reads(self, user_id: str, orders: int) -> list[str]:
+        """A session that reads a user and so many of its orders; what was run when its orders were known."""
+        self.runs.clear()
+        with self.memo.session(user_id):
+            found = self.user(user_id)["orders"]
+            wait_for(lambda: self.memo.plain_ahead.is_idle, 20.0, "what was expected has been run")
+            ran = sorted(self.runs)
+            assert [self.order(one) for one in found[:orders]] == [one.upper() for one in found[:orders]]
+        return ran
+
+
+def kept(server: Server) -> Counter[str]:
+    with server.client("ops") as operator:
+        return Counter(operator.get("/runtime/state").json()["gateway"]["memo"])
+
+
+def test_calls_that_a_result_names_are_run_before_they_are_made(served: Server) -> None:
+    shop, stranger = Shop(served, "one"), Shop(served, "two")
+    for user in ("anna", "bert"):
+        shop.reads(user, 3)
+    before = kept(served)
+    assert shop.reads("carl", 2) == ["carl", "carl-0", "carl-1", "carl-2"]
+    assert len(shop.runs) == 4, "nothing was run twice"
+    with served.client() as client:
+        event = {"type": "tool_returned", "session_id": "carl", "tool": "cancel"}
+        assert client.post("/runtime/events", json=event).status_code == 202
+    wait_for(lambda: kept(served)["ahead_wasted"] > before["ahead_wasted"], 20.0, "nobody asked for the third")
+    after = kept(served)
+    assert [after[name] - before[name] for name in ("ahead_issued", "ahead_used", "ahead_wasted")] == [3, 2, 1]
+    assert stranger.reads("dora", 3) == ["dora"], "another tenant has taught nothing"
+    assert rows(served)["memo"]["failures"] == 0
+    for one in (shop, stranger):
+        one.memo.close()
+
+
+def test_memo_off_every_tool_is_run_and_on_again_nothing_from_before_is_used(served: Server) -> None:
+    shop = Shop(served, "one")
+    with served.client("ops") as operator:
+        for enabled in (False, True):
+            answer = operator.post("/runtime/policy", json={"name": "memo", "enabled": enabled})
+            assert answer.status_code == 200, answer.text
+            wait_for(lambda on=enabled: rows(served)["memo"]["enabled"] is on, 30.0, "the gateway hears of it")  # type: ignore[misc]
+            assert shop.reads("anna", 3) == ["anna"] and shop.runs == ["anna", "anna-0", "anna-1", "anna-2"]
+    shop.reads("anna", 3)
+    assert shop.runs == []
+    shop.memo.close()
 
 
 def test_the_next_request_of_a_pipeline_is_there_before_it_is_asked_for(served: Server) -> None:

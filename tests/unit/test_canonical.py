@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.recognition import canonical
 from serve_app.recognition.canonical import CanonicalDigests, canonical_text, digest_of_tools, strip_billing, text_of
 
 SAME = [
@@ -86,9 +87,28 @@ def test_tools_with_a_number_beyond_64_bits() -> None:
 
 def test_memo_is_bounded() -> None:
     digests = CanonicalDigests(max_entries=4)
-    values = [digests.of_text(f"text {n}") for n in range(10)]
+    values = [digests.of_text("t", f"text {n}") for n in range(10)]
     assert len(digests._memo) == 4
-    assert digests.of_text("text 0") == values[0]
+    assert digests.of_text("t", "text 0") == values[0]
+
+
+def test_what_one_tenant_sent_is_worked_out_anew_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of an answer would tell whether somebody else has sent a text."""
+    worked_out: list[str] = []
+
+    def counted(text: str) -> str:
+        worked_out.append(text)
+        return canonical_text(text)
+
+    monkeypatch.setattr(canonical, "canonical_text", counted)
+    digests = CanonicalDigests(max_entries=8)
+    for tenant in ("one", "two", "one", "two"):
+        digests.of_text(tenant, "the plan")
+    assert worked_out == ["the plan"] * 2
+    for number in range(100):
+        digests.of_text("two", f"text {number}")
+    digests.of_text("one", "the plan")
+    assert worked_out.count("the plan") == 2, "another tenant's flood takes nothing away"
 
 
 def test_marks_and_clocks_in_tools_are_no_content() -> None:
@@ -98,7 +118,7 @@ def test_marks_and_clocks_in_tools_are_no_content() -> None:
     digests = CanonicalDigests()
     other = {"type": "function", "function": {"name": "add", "description": "Adds 2 numbers."}}
     found = {
-        digests.of_tools(tools)
+        digests.of_tools("t", tools)
         for tools in (
             [search("Searches. Today's date is 2026-03-09."), other],
             [search("Searches. Today's date is 2026-03-10."), other],
@@ -106,10 +126,10 @@ def test_marks_and_clocks_in_tools_are_no_content() -> None:
         )
     }
     assert len(found) == 1
-    assert digests.of_tools([search("Searches today's 3 papers."), other]) != digests.of_tools(
-        [search("Searches today's 4 papers."), other]
+    assert digests.of_tools("t", [search("Searches today's 3 papers."), other]) != digests.of_tools(
+        "t", [search("Searches today's 4 papers."), other]
     )
-    assert digests.of_tools(None) == digests.of_tools([]) == b""
+    assert digests.of_tools("t", None) == digests.of_tools("t", []) == b""
 
 
 @pytest.mark.parametrize(
@@ -130,4 +150,4 @@ def test_what_a_tool_says_of_now_is_no_content(one: str, other: str, is_same: bo
         return [plain, {"type": "function", "function": {"name": "now", "description": text}}]
 
     digests = CanonicalDigests()
-    assert (digests.of_tools(tools(one)) == digests.of_tools(tools(other))) == is_same
+    assert (digests.of_tools("t", tools(one)) == digests.of_tools("t", tools(other))) == is_same

@@ -86,6 +86,15 @@ def test_agents_are_bounded() -> None:
     assert len(policy._cached) == MAX_AGENTS
 
 
+def test_a_tenant_that_makes_up_agents_takes_no_knowledge_of_another() -> None:
+    policy = made()
+    policy.observe(RequestServed(view("quiet", "a"), 100, 90, 1, 0.1, 0.0, 0.1))
+    for number in range(2 * MAX_AGENTS):
+        policy.observe(RequestServed(view("loud", f"a{number}"), 100, 0, 1, 0.1, 0.0, 0.1))
+    known = policy._cached.get("quiet", "a")
+    assert known is not None and known.value == pytest.approx(0.9)
+
+
 def test_more_deadlines_are_met_in_a_burst() -> None:
     """On the simulated engine, 20 bursts of 24 requests with deadlines of 1.5 s, of 5 s and none."""
     stock = play(deadlines(1), [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag, RequestAccepted
-from tests.unit.gateway_bench import CHUNK, DONE, Answer, Bench, chat_answer
+from tests.unit.gateway_bench import CHUNK, DONE, KEYS, Answer, Bench, chat_answer
 
 
 @pytest.fixture
@@ -155,6 +156,59 @@ def test_an_answer_that_was_cut_is_not(bench: Bench) -> None:
     assert ends(bench) == [(False, True)] * 2
 
 
+@pytest.mark.parametrize(("policies", "lead"), [([{"name": "fairness"}], -1), ([{"name": "deadline"}], 0), ([], 0)])
+def test_a_tenants_only_request_leads_where_fairness_says_so(policies: list[dict[str, Any]], lead: int) -> None:
+    """In the engine, while it has others'; a client's own word gets it there never."""
+    bench = Bench(policies=policies, max_in_flight=8)
+    bench.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), Answer()]
+    bench.handle.scripts = [["stall"], ["stall"]]
+
+    async def main() -> list[int]:
+        transport = httpx.ASGITransport(bench.asgi)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+
+            async def ask(tenant: str, **fields: Any) -> None:
+                headers = {"authorization": f"Bearer {KEYS[tenant]}"}
+                body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+                await client.post("/v1/chat/completions", headers=headers, json=body)
+
+            busy = [asyncio.create_task(ask("one", priority=-7)) for _ in range(2)]
+            async with asyncio.timeout(20.0):
+                while len(bench.handle.requests) < 2:
+                    await asyncio.sleep(0)
+                await ask("ops", priority=-7)
+                await ask("ops", priority=4)
+            for task in busy:
+                task.cancel()
+            await asyncio.wait(busy)
+        return [request.priority for request, _ in bench.handle.requests]
+
+    assert asyncio.run(main()) == [0, 0, lead, 4 + lead]
+    assert bench.gateway._admission.in_flight == 0
+
+
+def test_a_stream_that_is_never_begun_gives_everything_back() -> None:
+    """Its client left between the first token and the answer's head."""
+    bench = Bench(policies=[{"name": "fairness"}])
+    bench.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), CHUNK, "stall"]
+
+    async def main() -> None:
+        body = b'{"stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"authorization", b"Bearer k1")]}
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        answer: Response | None = await bench.gateway.chat(Request(scope, receive))
+        queue = bench.gateway._policies.queue_state
+        assert answer is not None and queue()["inside"] == 1 and bench.gateway._admission.in_flight == 1
+        del answer
+        gc.collect()
+        assert queue()["inside"] == 0 and bench.gateway._admission.in_flight == 0 and bench.handle.cancelled == 1
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -168,6 +222,7 @@ def test_an_answer_that_was_cut_is_not(bench: Bench) -> None:
         ("GET", "/runtime/predict?session_id=x&horizon=3", 200),
         ("GET", "/runtime/predict?session_id=x&horizon=100", 400),
         ("GET", "/runtime/predict?session_id=x&horizon=-", 400),
+        ("GET", "/runtime/predict?session_id=x&horizon=--5", 400),
         ("GET", "/runtime/predict?session_id=x&horizon=1²", 400),
         ("GET", "/runtime/predict", 400),
         ("GET", "/docs", 404),
@@ -179,6 +234,18 @@ def test_paths(bench: Bench, method: str, path: str, status: int) -> None:
     assert answer.status_code == status, answer.text
     if status >= 400:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_every_refused_request_is_counted(bench: Bench) -> None:
+    counted: list[int] = []
+    bench.gateway._metrics.count_refusal = counted.append
+    assert bench.ask("POST", "/v1/chat/completions", None, json={}).status_code == 401
+    assert bench.ask("POST", "/v1/completions", content=b"{").status_code == 400
+    slots = [bench.gateway._admission.admit(tenant) for tenant in ("one", "ops")]
+    assert bench.chat().status_code == 429
+    for slot in slots:
+        slot.free()
+    assert bench.chat().status_code == 200 and counted == [401, 400, 429]
 
 
 def test_keys_and_headers(bench: Bench) -> None:

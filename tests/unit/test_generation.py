@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayChannelError, WorkerCrashedError
 
 from runtime_actor.messages import RequestAccepted
 from serve_app.generation import ContextLimits, Exchange
@@ -88,7 +88,10 @@ def test_straight_through() -> None:
     assert replicas.retries == 0
 
 
-@pytest.mark.parametrize("first", [[ActorDiedError()], [ACCEPTED, ActorDiedError()], [error_item("dead", 500)]])
+DEATHS = [ActorDiedError(), WorkerCrashedError(), NodeDiedError("gone"), ObjectLostError("00", None, "")]
+
+
+@pytest.mark.parametrize("first", [[ACCEPTED, ActorDiedError()], [error_item("dead", 500)], *([e] for e in DEATHS)])
 def test_a_dead_replica_is_replaced_once(first: list[Any]) -> None:
     replicas = Replicas(first, [ACCEPTED, CHUNK, DONE])
     assert read(exchange(replicas)) == CHUNK + DONE
@@ -104,6 +107,16 @@ def test_a_death_in_mid_stream_is_an_event() -> None:
     replicas = Replicas([ACCEPTED, CHUNK, ActorDiedError()])
     text = read(exchange(replicas))
     assert '"unavailable"' in text and text.endswith(DONE) and replicas.retries == 0
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, KeyError, RayChannelError])
+def test_any_fault_in_mid_stream_is_an_event_and_its_text_is_in_no_log(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas = Replicas([ACCEPTED, CHUNK, kind('File "/x/y.py", line 7, in serve\nwrong input: the secret plan')])
+    text = read(exchange(replicas))
+    assert '"internal_error"' in text and text.endswith(DONE)
+    assert "secret" not in text + caplog.text and "/x/y.py" in caplog.text and kind.__name__ in caplog.text
 
 
 def test_client_errors_are_not_retried() -> None:

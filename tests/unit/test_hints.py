@@ -8,6 +8,7 @@ import pytest
 
 from runtime_actor.messages import OWNER_XARG, OwnerTag
 from serve_app.hints import (
+    MAX_NOTED,
     MAX_REPORT_CHARS,
     REPLACED_FIELDS,
     cache_salt,
@@ -34,6 +35,21 @@ def test_priority_never_gets_ahead(body: dict[str, Any], priority: int, outcome:
     got, report = read_hints({}, body)
     assert got == priority
     assert report.outcomes["priority"] == outcome
+
+
+@pytest.mark.parametrize("priority", [10**400, -(10**400)])
+def test_whole_numbers_of_any_size_are_clipped(priority: int) -> None:
+    for body in ({"agent_hints": {"priority": priority}}, {"nvext": {"agent_hints": {"priority": priority}}}):
+        got, report = read_hints({}, body)
+        assert got == (10 if priority < 0 else 0) and "clipped" in report.outcomes.values()
+
+
+def test_a_million_hints_are_not_looked_at_one_by_one() -> None:
+    many = {f"h{n}": 1 for n in range(100_000)}
+    bodies = ({"agent_hints": {**many, "priority": -3}}, {"nvext": {**many, "agent_context": many}})
+    for body in bodies:
+        assert len(read_hints({}, body)[1].outcomes) <= 3 * MAX_NOTED
+    assert read_hints({}, bodies[0])[0] == 3, "what counts is found at any place"
 
 
 def test_agent_hints_priority_is_turned_round() -> None:

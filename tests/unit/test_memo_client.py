@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import enum
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,91 @@ def test_errors_and_what_is_no_json_are_not_kept(served: str) -> None:
         assert add(object) == (object, object)
     assert len(runs) == 6
     memo.close()
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [Colour.RED, Number.ONE, Pair(1, 2), collections.OrderedDict(a=1), [Colour.RED], {"a": Number.ONE}, {1: "a"}, (1,)],
+    ids=repr,
+)
+def test_a_later_caller_gets_what_the_first_one_got_or_runs_it(served: str, result: Any) -> None:
+    memo = Memo(served, "k1")
+    for _ in range(2):
+        answer = memo.call("add", {"a": repr(result)}, lambda: result)
+        assert type(answer) is type(result) and answer == result
+    memo.close()
+
+
+def test_keys_that_json_writes_alike_are_two_calls(served: str) -> None:
+    memo = Memo(served, "k1")
+
+    @memo.tool("add")
+    def add(of: dict[Any, Any]) -> str:
+        return ",".join(type(key).__name__ for key in of)
+
+    assert [add({1: "x"}), add({"1": "x"}), add({1: "x"})] == ["int", "str", "int"]
+    memo.close()
+
+
+def nested_result(depth: int) -> Any:
+    made: Any = 1
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize(
+    "result", ["x" * (9 << 20), nested_result(100), [2**70], "\ud800"], ids=["big", "deep", "number", "half"]
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_result_that_the_runtime_does_not_take_holds_up_nobody(served: str, result: Any, is_async: bool) -> None:
+    """Its lease is a minute; who comes next runs the tool at once."""
+
+    async def twice() -> None:
+        async with Memo(served, "k1") as memo:
+
+            async def run() -> Any:
+                return result
+
+            for _ in range(2):
+                assert await memo.acall("add", {"a": 1}, run) == result
+
+    began_s = time.monotonic()
+    if is_async:
+        asyncio.run(twice())
+    else:
+        memo = Memo(served, "k1")
+        assert [memo.call("add", {"a": 1}, lambda: result) for _ in range(2)] == [result, result]
+        memo.close()
+    assert time.monotonic() - began_s < 30.0
+
+
+def test_a_closed_memo_just_runs_tools(served: str) -> None:
+    memo = Memo(served, "k1")
+    memo.close()
+    assert memo.call("add", {}, lambda: 7) == 7
+
+    async def main() -> int:
+        async with Memo(served, "k1") as closed:
+            pass
+
+        async def run() -> int:
+            return 8
+
+        return await closed.acall("add", {}, run)
+
+    assert asyncio.run(main()) == 8
 
 
 def test_tools_that_are_not_allowed_are_just_run(served: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
+from runtime_actor import memo_actor
 from runtime_actor.memo_store import ENTRY_BYTES, MAX_FLIGHTS, Hit, Limits, MemoStore, Run, Wait
 
 LIMITS = Limits(ttl_s=100.0, lease_s=10.0, sample=0.0, max_value_bytes=1000)
@@ -139,11 +141,25 @@ def test_a_ticket_is_of_one_tenant() -> None:
 
 def test_runs_under_way_are_bounded() -> None:
     made = store()
-    for number in range(MAX_FLIGHTS):
+    for number in range(MAX_FLIGHTS // 2):
         ticket(made, ("t", str(number)))
     assert made.look(("t", "one more"), "search", LIMITS, 1.0) == Run(None)
+    for number in range(MAX_FLIGHTS // 2):
+        ticket(made, ("u", str(number)))
+    assert made.look(("v", "one more"), "search", LIMITS, 1.0) == Run(None)
     assert isinstance(made.look(("t", "one more"), "search", LIMITS, 10.0), Run)
     assert made.num_flights == 1 and made.counts["leases_ended"] == MAX_FLIGHTS
+    made.check_invariants()
+
+
+def test_everything_can_be_dropped() -> None:
+    made = store()
+    put(made)
+    under_way = ticket(made, ("u", "k"))
+    assert made.clear() == 1 and made.size == 0
+    assert made.store("u", under_way, b"1", 1.0) == "void"
+    assert isinstance(made.look(KEY, "search", LIMITS, 1.0), Run)
+    made.check_invariants()
 
 
 def test_a_tenant_that_takes_every_run_leaves_others_their_part() -> None:
@@ -181,7 +197,30 @@ def test_random_histories_keep_the_account(seed: int) -> None:
                 made.release(owner, one)
             else:
                 made.store(owner, one, b"v" * rng.randrange(1200), now_s)
+        elif kind > 0.998:
+            made.clear()
         elif kind > 0.97:
             made.invalidate(tenant, rng.choice("xy"))
         made.check_invariants()
     assert made.counts["hits"] and made.counts["evicted"] and made.counts["expired"]
+
+
+def test_one_tenants_callers_leave_room_for_another_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo_actor, "MAX_WAITING", 8)
+    limits = {"ttl_s": 60.0, "lease_s": 60.0, "sample": 0.0, "max_value_bytes": 1000}
+
+    async def main() -> None:
+        actor = memo_actor.MemoActor(1 << 20, 1 << 20)
+        tickets = {t: (await actor.lookup(t, "d", "tool", limits, 0.0))["ticket"] for t in ("loud", "quiet")}
+        loud = [asyncio.create_task(actor.lookup("loud", "d", "tool", limits, 20.0)) for _ in range(20)]
+        await asyncio.sleep(0)
+        quiet = asyncio.create_task(actor.lookup("quiet", "d", "tool", limits, 20.0))
+        await asyncio.sleep(0)
+        assert [task.done() for task in loud].count(False) == 4 and not quiet.done()
+        for tenant, ticket in tickets.items():
+            await actor.store(tenant, ticket, b"1")
+        answers = [await task for task in loud]
+        assert [one["outcome"] for one in answers].count("hit") == 4 and (await quiet)["outcome"] == "hit"
+        assert (await actor.state())["waiting"] == 0
+
+    asyncio.run(main())

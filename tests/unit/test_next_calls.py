@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -146,6 +147,9 @@ def test_what_is_looked_at_is_bounded() -> None:
     assert result_places(json.dumps(["x" * MAX_RESULT_BYTES]).encode()) == []
     assert result_places(b"{not json") == [] and places("arguments", {"a": "{not json"}) == []
     assert result_places(b"[" * 5000 + b"]" * 5000) == []
+    began_s = time.process_time()
+    assert places("arguments", {"all": [1] * 1_000_000, "lists": [[]] * 1_000_000}) == []
+    assert time.process_time() - began_s < 1.0
     found = places("result", [f"value {n}" for n in range(50)])
     how = template({"x": "value 3"}, (), found)
     assert how is not None and len(how.fill(found)) == MAX_CALLS

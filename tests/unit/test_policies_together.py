@@ -89,7 +89,7 @@ def test_all_at_once() -> None:
     assert rows["deadline"]["counters"] == {"met": 1, "waiting": 0}
     assert rows["memo"]["counters"] == {"asked": 1}
     assert state["gateway"]["queue"] == {
-        "refused": 1, "places": 16, "inside": 0, "waiting": 0, "passed": 1, "waited": 0,
+        "refused": 1, "places": 16, "inside": 0, "waiting": 0, "passed": 1, "waited": 0, "led": 0,
     }  # fmt: skip
     assert "counters" not in bench.ask("GET", "/runtime/state").json()["policies"][0], "a tenant sees no totals of all"
 

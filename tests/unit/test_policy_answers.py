@@ -127,6 +127,15 @@ def test_arguments_of_tool_calls_and_log_probabilities() -> None:
     assert SECRET not in out and "[x]" in out
 
 
+def test_token_ids_repeat_no_text() -> None:
+    part = delta(SECRET, finish="stop")
+    part["choices"][0] |= {"token_ids": [1, 2], "routed_experts": "AA=="}
+    assert '"token_ids":null' in (out := stream(answer_filter(), [part])) and "AA==" not in out
+    body = {"choices": [{"index": 0, "text": SECRET, "token_ids": [1, 2]}]}
+    answer_filter().content(body)
+    assert body["choices"][0] == {"index": 0, "text": "[x]", "token_ids": None}
+
+
 def test_a_whole_answer() -> None:
     body = {
         "choices": [

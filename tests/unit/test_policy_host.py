@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from runtime_actor.policies.base import Policy, PrefetchSuggestion, QueuedPrefill, Refusal, RequestView, Rewrite
+from runtime_actor.policies.base import (
+    GuessSuggestion,
+    InvalidateSuggestion,
+    Policy,
+    PrefetchSuggestion,
+    QueuedPrefill,
+    Refusal,
+    RequestView,
+    Rewrite,
+)
 from runtime_actor.policies.catalogue import NoClock
 from runtime_actor.policies.guard import MAX_HANGS, MAX_UNSEEN, PolicyFailed
 from runtime_actor.policies.host import PolicyHost
@@ -102,7 +111,16 @@ def test_faults_are_no_opinion(does: Callable[[], Any]) -> None:
         {"w": "tables"},
         [PrefetchSuggestion("p", "r", "w", "a", "s", 1.0, math.nan)],
         ["prefetch"],
+        [("first",), ("second",)],
+        [(None,), (None,)],
+        [(1.0,), ("second",)],
+        [PrefetchSuggestion("p", "r", ["w"], "a", "s", 1.0, 0.5)],  # type: ignore[arg-type]
+        [GuessSuggestion("p", "t", "w", "s", "a", "chat", {}, 1, math.nan)],
         Refusal(200, "fine", "all is well"),
+        Refusal(429, "later", "at some time", retry_after_s=math.nan),
+        Refusal(429, "later", "never", retry_after_s=math.inf),
+        Refusal(403, "no", 5),  # type: ignore[arg-type]
+        Refusal(403, "no", "not this", param=7),  # type: ignore[arg-type]
         Rewrite(5),  # type: ignore[arg-type]
         object(),
     ],
@@ -113,6 +131,26 @@ def test_nonsense_is_no_opinion_and_counted(nonsense: Any) -> None:
     del answers["outputs"]
     assert answers == {name: answer for name, answer in SILENT.items() if name != "outputs"}
     assert made.policies[0].failures >= 5
+
+
+def test_keys_of_any_sequence_are_compared_with_those_of_others() -> None:
+    made = host(Scripted(lambda: [[2.0], [1.0]]), Scripted(lambda: [(0.0,), (0.0,)], "other"))
+    assert made.order(PREFILLS) == [(2.0, 0.0), (1.0, 0.0)]
+
+
+def test_a_successor_goes_on_with_what_was_counted_and_asked_for() -> None:
+    """What a policy has asked for is not lost where settings change before it is carried out."""
+    asked = InvalidateSuggestion("p", "t", "tool")
+    kept, changed = Scripted(raising, "kept"), Scripted(lambda: [asked], "changed")
+    former = host(kept, changed, failure_limit=2)
+    former.guesses()
+    former.guesses()
+    assert former.policies[0].switched_off
+    made = host(kept, Scripted(list, "changed"), failure_limit=2)
+    made.take_over(former)
+    former.close_others(made)
+    assert [s.tool for s in made.invalidations()] == ["tool"] * 3
+    assert made.policies[0].switched_off, "nothing of its own was changed"
 
 
 class Watching(Policy):

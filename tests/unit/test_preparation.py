@@ -117,6 +117,13 @@ def test_only_text_for_a_text_model(part: dict[str, Any], role: str) -> None:
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "system", "content": [{"text": 5}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "system", "content": [{"text": ["x", 5]}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [{"role": "system", "content": [{"type": "refusal", "text": 5}]}]},
+            "messages[0].content[0].text",
+        ),
+        ({"messages": [{"role": "user", "content": [{"text": None}]}]}, "messages[0].content[0].text"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
         ({"n": 0}, "n"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from serve_app.config import Quota
 from serve_app.http.errors import ApiError
 from serve_app.quotas import MAX_TENANTS, RUNTIME_BURST, TenantQuotas
 from serve_app.tenants import Tenants
-from tests.unit.gateway_bench import CHUNK, DONE, Answer, Bench
+from tests.unit.gateway_bench import CHUNK, DONE, KEYS, Answer, Bench
 
 
 class Clock:
@@ -179,6 +180,38 @@ def test_a_streams_tokens_count_without_usage() -> None:
     made.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), CHUNK, CHUNK, CHUNK, DONE]
     assert made.chat(stream=True).status_code == 200
     assert made.gateway._quotas._uses["one"].tokens.level == pytest.approx(0.0, abs=0.5)
+
+
+LONG = [{"role": "user", "content": "x" * 400}]
+
+
+def test_who_leaves_before_the_answer_has_used_the_prompt() -> None:
+    """Else prompts are computed for nothing by whoever hangs up in time, again and again."""
+    made = bench(tokens_per_minute=1000)
+    made.handle.items = ["stall"]
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(made.asgi)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            headers = {"authorization": f"Bearer {KEYS['one']}"}
+            asked = client.post("/v1/chat/completions", headers=headers, json={"messages": LONG})
+            asking = asyncio.create_task(asked)
+            async with asyncio.timeout(20.0):
+                while not made.handle.requests:
+                    await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait({asking})
+
+    asyncio.run(main())
+    assert made.handle.cancelled == 1 and made.gateway._admission.in_flight == 0
+    assert made.gateway._quotas._uses["one"].tokens.level == pytest.approx(896.0, abs=2.0)
+
+
+def test_an_answer_that_took_too_long_has_used_the_prompt() -> None:
+    made = Bench(quota={"tokens_per_minute": 1000}, request_timeout_s=0.05)
+    made.handle.items = ["stall"]
+    assert made.chat(messages=LONG).status_code == 504
+    assert made.gateway._quotas._uses["one"].tokens.level == pytest.approx(896.0, abs=2.0)
 
 
 def test_one_tenant_cannot_take_all_places() -> None:

@@ -94,6 +94,48 @@ def test_a_guess_that_comes_to_nothing_is_replaced(items: tuple[Any, ...], monke
     asyncio.run(main())
 
 
+def test_a_client_that_leaves_while_it_waits_for_its_guess_ends_it_and_the_budget_is_given_back() -> None:
+    async def main() -> None:
+        policy = hedger()
+        call = Scripted()
+        running = Ahead(lambda _: call, policy.observe)
+        running.start(suggestion())
+        policy._account("t").at_stake["s"] = 50
+        guess = running.take(view("t", "a", method="chat", fields=dict(FIELDS)))
+        assert guess is not None
+        joined = JoinedCall(guess, lambda: pytest.fail("sent"), lambda ok: running.joined(guess, ok))
+        waiting = asyncio.create_task(anext(aiter(joined)))
+        await turns()
+        waiting.cancel()
+        joined.cancel()
+        joined.cancel()
+        await turns()
+        assert call.cancelled and policy._account("t").at_stake == {}
+        assert policy.counters()["wasted"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_long_answer_is_its_clients_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "MAX_ITEMS", 8)
+
+    async def main() -> None:
+        call = Scripted(ACCEPTED, "one")
+        guess = Guess(suggestion(), call)
+        items = aiter(JoinedCall(guess, lambda: pytest.fail("sent"), lambda _: None))
+        got = [await anext(items)]
+        for number in range(50):
+            call.queue.put_nowait(number)
+        call.queue.put_nowait(None)
+        await turns(200)
+        assert [*got, *[item async for item in items]] == [ACCEPTED, "one", *range(50)]
+        unasked = Guess(suggestion(), Scripted(*range(50)))
+        await turns(200)
+        assert isinstance(unasked.failed, RuntimeError)
+
+    asyncio.run(main())
+
+
 def test_another_request_or_the_end_of_the_session_or_time_ends_it() -> None:
     async def main() -> None:
         other = {"messages": [{"role": "user", "content": "something else"}]}

@@ -13,6 +13,7 @@ from runtime_actor.policies.base import GATEWAY, OutputFilter, Policy, RequestVi
 from runtime_actor.policies.guard import PolicyFailed
 from runtime_actor.policies.host import PolicyHost
 from runtime_actor.settings import PluggedSettings
+from serve_app.http.errors import ApiError
 from serve_app.policies import response_filter
 from serve_app.policies.answers import AnswerFilter
 from serve_app.policies.response_filter import ResponseFilter
@@ -149,6 +150,46 @@ def test_a_whole_answer_of_messages() -> None:
     filters(AnswerFilter).content(body)
     assert "secret" not in json.dumps(body)
     assert body["content"][2]["input"] == {"to": ["*", 3], "deep": {"x": "*s"}}  # type: ignore[index]
+
+
+def test_what_a_client_may_ask_for_beside_the_text_repeats_none_of_it() -> None:
+    """Raw messages and token ids: whoever has the tokenizer reads the text in them."""
+    raw = [{"type": "raw_message_tokens", "message": "a secret", "tokens": [1, 2]}]
+    told = {"output": [message("secret")], "output_messages": raw, "input_messages": raw}
+    body = json.loads(json.dumps(told))
+    filters(ResponseFilter).content(body)
+    (ended,) = played([event("response.completed", response=told)])
+    for found in (body, ended["response"]):
+        assert "secret" not in json.dumps(found)
+        assert found["output_messages"] is None and found["input_messages"] is None
+
+
+def test_names_numbers_and_depths_of_a_tools_input() -> None:
+    deep: Any = "secret"
+    for _ in range(150):
+        deep = {"in": [deep]}
+    body = {"type": "message", "content": [{"type": "tool_use", "input": {"secret": 5, "deep": deep}}]}
+    filters(AnswerFilter).content(body)
+    assert "secret" not in json.dumps(body)
+    assert body["content"][0]["input"]["*"] == 5  # type: ignore[index]
+    with pytest.raises(ApiError) as error:
+        for _ in range(5000):
+            deep = [deep]
+        filters(AnswerFilter).content({"content": [{"type": "tool_use", "input": deep}]})
+    assert (error.value.status, error.value.message) == (503, "This answer can't be judged.")
+
+
+def test_an_event_that_cannot_be_read_ends_the_answer() -> None:
+    async def source() -> AsyncIterator[str]:
+        yield "data: {broken\n\n"
+
+    async def main(kind: type[Any]) -> None:
+        async for _ in filters(kind).stream(source()):
+            pass
+
+    for kind in (ResponseFilter, AnswerFilter):
+        with pytest.raises(ApiError):
+            asyncio.run(main(kind))
 
 
 def test_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.messages import RequestAccepted, RequestArrived, SessionEnded
+from runtime_actor.policies import safety, safety_rules
 from runtime_actor.policies.base import Refusal, RequestServed, Rewrite
-from runtime_actor.policies.patterns import SCAN_LIMIT_S, StreamScanner, compiled
+from runtime_actor.policies.patterns import SCAN_LIMIT_S, Pattern, Scan, ScanTimeout, StreamScanner, compiled
 from runtime_actor.policies.safety import MAX_EDGES, MAX_SESSIONS, SafetyPolicy
 from tests.unit.gateway_bench import DONE, Bench
 from tests.unit.policy_kit import ManualClock, settings, view
@@ -37,6 +39,14 @@ def chat(*texts: str, **fields: Any) -> dict[str, Any]:
 
 def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "does something"}}
+
+
+def nested(text: str, depth: int) -> dict[str, Any]:
+    """A tool whose schema has the text so many levels down."""
+    made: Any = {"title": text}
+    for _ in range(depth):
+        made = {"items": made}
+    return {"function": {"name": "f", "parameters": made}}
 
 
 def calls(*names: str) -> dict[str, Any]:
@@ -71,7 +81,7 @@ def test_sequences(called: list[str], refused: bool) -> None:
     assert code(policy.admit(view(fields=calls(*called)))) == ("sequence_not_allowed" if refused else None)
 
 
-def learn(policy: SafetyPolicy, chain: str, session: str, workload: str = "t") -> None:
+def learn(policy: SafetyPolicy, chain: Sequence[str], session: str, workload: str = "t") -> None:
     for agent in chain:
         policy.observe(RequestArrived("e", 0.0, workload, workload, session, agent, "", "r"))
 
@@ -105,6 +115,26 @@ def test_an_agent_that_leaves_its_transitions(action: str, expected: str | None)
     assert policy.counters() == ({"refused": 1} if action == "refuse" else {"flagged": 1} if action == "flag" else {})
     policy.observe(SessionEnded("e", 0.0, "t", "t", "s"))
     assert policy.admit(view(agent="c")) is None, "a session's first agent is no surprise"
+
+
+def test_a_tenant_that_floods_takes_no_rule_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where a session stands, nor what may follow, nor what of a budget is used up."""
+    monkeypatch.setattr(safety, "MAX_SESSIONS", 64)
+    monkeypatch.setattr(safety, "MAX_EDGES", 64)
+    monkeypatch.setattr(safety_rules, "MAX_BUDGETS", 64)
+    policy = made({"transitions": "refuse", "min_seen": 20, "requests_per_minute": 2})
+    for number in range(20):
+        learn(policy, "ab", f"taught{number}")
+    learn(policy, "a", "s")
+    assert [code(policy.admit(view(agent="b"))) for _ in range(2)] == [None, None]
+    for number in range(500):
+        learn(policy, "xyz"[number % 3] + f"{number}", f"loud{number}", "loud")
+        learn(policy, [f"a{number}", f"b{number}"], f"louder{number}", "loud")
+        policy.admit(view("loud", f"a{number}"))
+    assert code(policy.admit(view(agent="c"))) == "unknown_transition"
+    assert code(policy.admit(view(agent="b"))) == "budget_exceeded"
+    assert len(policy._edges) <= 64 and len(policy._last) <= 64
+    assert {workload for workload, _ in policy._left} == {"t", "loud"} and len(policy._left) <= 65
 
 
 def test_little_seen_is_no_reason_and_tenants_learn_apart() -> None:
@@ -175,8 +205,14 @@ def test_prompts_are_refused_or_redacted_wherever_the_text_is() -> None:
     key = "sk-abcdefgh1"
     redacting = made({"patterns": [{"pattern": KEY, "action": "redact", "where": "prompt"}]})
     refusing = made({"patterns": [{"pattern": KEY, "name": "a key"}]})
+    property_ = {"type": "string", "enum": ["x", key]}
     places: list[dict[str, Any]] = [
         chat(f"use {key}"),
+        {"messages": [{"role": "user", "content": ["two plain strings", key]}]},
+        {"messages": [], "documents": [{"title": "t", "body": key}]},
+        {"messages": [], "chat_template_kwargs": {"facts": {"deep": [key]}}},
+        {"messages": [], "tools": [{"function": {"name": "f", "parameters": {"properties": {"p": property_}}}}]},
+        {"messages": [], "tools": [nested(key, 200)]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": key}]}]},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": f'"{key}"'}}]}]},
         {"messages": [], "tools": [{"function": {"name": "f", "description": key}}]},
@@ -195,10 +231,26 @@ def test_prompts_are_refused_or_redacted_wherever_the_text_is() -> None:
     assert redacting.admit(view(fields=chat("nothing here"))) is None
 
 
+def test_what_stands_in_a_name_is_refused_since_it_can_not_be_replaced() -> None:
+    key = "sk-abcdefgh1"
+    places: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "name": key, "content": "hi"}]},
+        {"messages": [{"role": "tool", "tool_call_id": key, "content": "hi"}]},
+        {"messages": [], "tools": [{"function": {"name": key}}]},
+        {"messages": [], "tools": [{"function": {"parameters": {"properties": {key: {"type": "string"}}}}}]},
+        {"messages": [], "tools": [{"function": {"parameters": {"required": [key]}}}]},
+    ]
+    for fields in places:
+        for action in ("refuse", "redact"):
+            policy = made({"patterns": [{"pattern": KEY, "action": action}]})
+            assert code(policy.admit(view(fields=fields))) == "content_not_allowed", fields
+
+
 def test_what_cannot_be_judged() -> None:
-    ids = {"prompt": [1, 2, 3]}
+    ids, vectors = {"prompt": [1, 2, 3]}, {"prompt": "hi", "prompt_embeds": "AA=="}
     slow = chat(LONG)
-    for pattern, fields, why in ((KEY, ids, "unreadable_prompt"), (SLOW, slow, "scan_timeout")):
+    cases = ((KEY, ids, "unreadable_prompt"), (KEY, vectors, "unreadable_prompt"), (SLOW, slow, "scan_timeout"))
+    for pattern, fields, why in cases:
         rule = {"patterns": [{"pattern": pattern}]}
         assert code(made(rule, fail_closed=True).admit(view(fields=fields))) == why
         open_ = made(rule)
@@ -247,6 +299,32 @@ def test_a_search_without_an_end_withholds_the_answer() -> None:
     assert scanner.is_ended and "".join(out) == "[withheld]" and SCAN_LIMIT_S < 0.25
 
 
+class Starved:
+    """A pattern whose searches the clock ends `times` before one gets a core."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def search(self, *_: Any, timeout: float, **__: Any) -> None:
+        assert timeout > 0.0
+        self.times -= 1
+        if self.times >= 0:
+            raise TimeoutError
+
+    def subn(self, _: Any, text: str, **options: Any) -> tuple[str, int]:
+        self.search(**options)
+        return text, 0
+
+
+@pytest.mark.parametrize("times", [0, 1, 20])
+def test_waiting_for_a_core_is_no_fault_of_a_pattern(times: int) -> None:
+    """Else answers end with a word about nothing whenever the machine is busy."""
+    assert Scan().search(Pattern("p", Starved(times), True, ""), "text") is None
+    assert Scan().redacted(Pattern("p", Starved(times), False, ""), "text") == ("text", 0)
+    with pytest.raises(ScanTimeout):
+        Scan().search(Pattern("p", Starved(10**9), True, ""), "text")
+
+
 def test_through_the_gateway_with_an_audit_log(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     rule = {"patterns": [{"pattern": KEY, "action": "redact"}, {"pattern": "forbidden"}], "requests_per_minute": 50}
@@ -293,6 +371,21 @@ def test_a_record_that_cannot_be_written_fails_closed(tmp_path: Path) -> None:
     bench = Bench(policies=[{"name": "safety", "fail_closed": True, "options": options}])
     answer = bench.chat()
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "policy_unavailable"
+
+
+def test_a_full_disk_is_no_way_round_the_rules(tmp_path: Path) -> None:
+    """Where the policy doesn't fail closed its decisions stand, in requests and in answers, and it stays on."""
+    rule = {"patterns": [{"pattern": KEY, "where": "prompt"}, {"pattern": KEY, "action": "redact", "where": "output"}]}
+    options = {"rules": [rule], "audit_file": str(tmp_path / "missing" / "audit.jsonl")}
+    bench = Bench(policies=[{"name": "safety", "options": options}])
+    for _ in range(20):
+        assert bench.chat(messages=[{"role": "user", "content": "sk-abcdefgh1"}]).status_code == 403
+    said = 'data: {"choices":[{"index":0,"delta":{"content":"my sk-abcdefgh1 is"},"finish_reason":"stop"}]}\n\n'
+    bench.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), said, DONE]
+    answer = bench.chat(stream=True)
+    assert "my [redacted] is" in answer.text
+    (row,) = (row for row in bench.gateway._policies.as_state(None) if row["name"] == "safety")
+    assert row["enabled"] and not row["failures"] and row["counters"]["unrecorded"] == 21
 
 
 def test_the_audit_file_is_bounded(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from hypothesis import given, settings
@@ -70,6 +71,60 @@ async def run_request(core: SimulatedCore, number: int, text: str, **changes: ob
     async for _ in core.generate(request):
         pass
     return cached[0]
+
+
+STEPPED = CostModel(
+    prefill_s_per_token=0.001, decode_s_per_token=0.001, num_blocks=32, block_size=4, max_num_seqs=3, step_tokens=8
+)
+
+
+@pytest.mark.parametrize(
+    ("priority", "room", "first"), [(-1, 32, "r2"), (0, 32, "r1"), (-1, 13, "r1")], ids=["leads", "equal", "no room"]
+)
+def test_a_prompt_under_way_gives_way_between_two_steps(priority: int, room: int, first: str) -> None:
+    """To a request that is to lead and can begin; what waits for room that nobody gives holds up nothing."""
+
+    async def scenario() -> None:
+        core = SimulatedCore(dataclasses.replace(STEPPED, num_blocks=room))
+        ended: list[str] = []
+
+        async def one(number: int, text: str, **changes: object) -> None:
+            await run_request(core, number, text, **changes)
+            ended.append(f"r{number}")
+
+        async with asyncio.timeout(20.0):
+            long = asyncio.create_task(one(1, "a" * 40))
+            while not core._prefilling:
+                await asyncio.sleep(0)
+            await asyncio.gather(long, one(2, "b" * 16, priority=priority), one(3, "c" * 16))
+        assert ended[0] == first and len(ended) == 3
+        assert not core._aside and core._prefilling == 0 and core.running == 0 and core.waiting == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["it is ended", "the engine dies"])
+def test_a_prompt_that_gave_way_can_be_ended(how: str) -> None:
+    async def scenario() -> None:
+        core = SimulatedCore(STEPPED)
+        long = asyncio.create_task(run_request(core, 1, "a" * 40))
+        while not core._prefilling:
+            await asyncio.sleep(0)
+        lead = asyncio.create_task(run_request(core, 2, "b" * 30, priority=-1))
+        async with asyncio.timeout(20.0):
+            while not core._aside:
+                await asyncio.sleep(0)
+            if how == "it is ended":
+                long.cancel()
+                assert await lead == 0
+            else:
+                core.die()
+            answers = await asyncio.gather(long, lead, return_exceptions=True)
+        wanted = asyncio.CancelledError if how == "it is ended" else EngineGone
+        assert isinstance(answers[0], wanted)
+        assert not core._aside and core._prefilling == 0 and core.running == 0
+
+    asyncio.run(scenario())
 
 
 def test_a_prefix_is_found_again_but_for_the_last_block() -> None:

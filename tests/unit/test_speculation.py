@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime_actor.messages import SessionEnded
+from runtime_actor.policies import speculation
 from runtime_actor.policies.base import GuessEnded, GuessSuggestion, RequestSent, RequestServed, RequestView
 from runtime_actor.policies.request_templates import Frame, learnt
 from runtime_actor.policies.speculation import SpeculationPolicy, is_same
@@ -251,3 +252,34 @@ def test_a_frame_narrows_to_what_all_have() -> None:
     frame = frame.narrowed("Task: sing songs. Be brief.")
     assert frame.inside("Task: dance. Be brief.") == "dance."
     assert Frame("a b", "a b").inside("a b") == ""
+
+
+def test_texts_of_all_sessions_are_bounded_in_fair_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "MAX_CHARS", 20_000)
+    made = policy()
+
+    def play(tenant: str, number: int, text: str, answer: str | None) -> None:
+        request = view(tenant, "a", session=f"s{number}", fields=fields_of("a", text))
+        made.observe(RequestSent(request, 0.0))
+        made.observe(served(request, answer))
+
+    play("quiet", 0, "x" * 1000, "y" * 1000)
+    for number in range(100):
+        play("loud", number, "x" * 2000, "y" * 2000)
+        held = [session for _, sessions in made._sessions for session in sessions.values()]
+        assert made._chars == sum(session.chars for session in held) <= 20_000
+        assert all(session.chars == sum(map(len, session.sources.values())) for session in held)
+    assert made._sessions.get("quiet", "s0") is not None
+    for _ in range(50):
+        play("loud", 99, "x" * 2000, None)
+    assert made._chars <= 20_000
+
+
+def test_a_first_request_that_comes_again_is_no_longer_text() -> None:
+    made = policy()
+    for _ in range(200):
+        request = view("t", "a", session="s", fields=fields_of("a", "x" * 2000))
+        made.observe(RequestSent(request, 0.0))
+        made._sessions.get("t", "s").running = 0  # type: ignore[union-attr]
+    session = made._sessions.get("t", "s")
+    assert session is not None and session.sources and session.chars == made._chars < 5000

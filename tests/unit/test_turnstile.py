@@ -82,6 +82,44 @@ def test_prompts_not_yet_computed_are_bounded_too() -> None:
     asyncio.run(main())
 
 
+def test_a_tenants_only_request_leads_and_one_prompt_at_a_time_goes_beyond_the_bound() -> None:
+    async def main() -> None:
+        gate = Turnstile(8, 100, lambda requests: [()] * len(requests), lambda: True)
+        crowd = Crowd(gate)
+        asked = (
+            ("heavy", "h1", 90),
+            ("heavy", "h2", 90),
+            ("light", "l1", 50),
+            ("light", "l2", 50),
+            ("other", "o1", 50),
+        )
+        tasks = [
+            asyncio.create_task(crowd.enter(name, tenant=tenant, agent=name, prompt_tokens=tokens))
+            for tenant, name, tokens in asked
+        ]
+        await settle()
+        assert crowd.entered == ["h1"], "h2 was first: order is the policies' business"
+        tasks[1].cancel()
+        await settle()
+        gate.grant()
+        assert not crowd.inside["h1"].leads, "whoever is alone leads nobody"
+        await settle()
+        assert crowd.entered == ["h1", "l1"] and crowd.inside["l1"].leads and gate.prefilling == 140
+        crowd.inside["l1"].has_output()
+        await settle()
+        assert crowd.entered == ["h1", "l1"], "its tenant's second one keeps to the bound"
+        tasks[3].cancel()
+        await settle()
+        gate.grant()
+        await settle()
+        assert crowd.entered[-1] == "o1" and crowd.inside["o1"].leads and gate.led == 2
+        for name in ("h1", "l1", "o1"):
+            await crowd.leave(name)
+        assert (gate.inside, gate.prefilling, gate._leading, dict(gate._inside_of)) == (0, 0, 0, {})
+
+    asyncio.run(main())
+
+
 def test_within_a_flow_priority_then_deadline_then_first_come() -> None:
     async def main() -> None:
         gate = Turnstile(1, MANY, lambda requests: [()] * len(requests))

@@ -44,6 +44,22 @@ def sent(bench: Bench) -> Any:
     return bench.handle.requests[-1][0]
 
 
+@pytest.mark.parametrize("path", [TOKENIZE, DETOKENIZE, COUNT])
+def test_a_place_comes_before_the_body(bench: Bench, path: str) -> None:
+    slots = [bench.gateway._admission.admit("ops") for _ in range(1)] + [bench.gateway._admission.admit("one")]
+    assert bench.ask("POST", path, content=b"{").status_code == 429
+    for slot in slots:
+        slot.free()
+    assert bench.ask("POST", path, content=b"{").status_code == 400
+
+
+@pytest.mark.parametrize("tokens", [None, "12", [1, "2"], [True], [-1], [2**31], [2**40], [1.5], [[1]]])
+def test_what_is_no_token_id_reaches_no_replica(bench: Bench, tokens: Any) -> None:
+    refused = post(bench, "a text of tokens", tokens=tokens)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens"
+    assert not bench.handle.requests
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_they_belong_to_nobody(bench: Bench, name: str) -> None:
     plain = post(bench, name)
