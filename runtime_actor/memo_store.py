@@ -17,8 +17,7 @@ from runtime_actor.ahead_account import FORGIVE_S, AheadAccounts, AheadBounds
 ENTRY_BYTES = 256
 """What an entry takes beside its value."""
 MAX_FLIGHTS = 4096
-"""Runs under way; beyond it, and of one tenant beyond half of it, a caller runs its tool for itself and nothing is
-kept."""
+"""Runs under way, shared fairly by tenants; beyond its part a caller runs its tool for itself and nothing is kept."""
 
 Key = tuple[str, str]
 """(tenant, digest of the call)."""
@@ -219,7 +218,7 @@ class MemoStore:
         return entry
 
     def _lead(self, key: Key, tool: str, limits: Limits, now_s: float, is_refresh: bool) -> Run:
-        if self._is_full(key[0]) and (not self._drop_overdue(now_s) or self._is_full(key[0])):
+        if len(self._tickets) >= MAX_FLIGHTS and not (self._drop_overdue(now_s) or self._made_way(key[0])):
             self.counts["flights_refused"] += 1
             return Run(None)
         flight = Flight(key, tool, secrets.token_hex(16), limits, now_s + limits.lease_s, is_refresh)
@@ -228,8 +227,14 @@ class MemoStore:
         self._flights_of[key[0]] += 1
         return Run(flight.ticket, is_refresh)
 
-    def _is_full(self, tenant: str) -> bool:
-        return len(self._tickets) >= MAX_FLIGHTS or self._flights_of[tenant] >= MAX_FLIGHTS // 2
+    def _made_way(self, tenant: str) -> bool:
+        """A tenant within its part of the runs takes the place of the oldest one of whoever has most."""
+        if self._flights_of[tenant] >= MAX_FLIGHTS // len({*self._flights_of, tenant}):
+            return False
+        crowd = max(self._flights_of, key=self._flights_of.__getitem__)
+        self._land(next(flight for flight in self._tickets.values() if flight.key[0] == crowd))
+        self.counts["flights_displaced"] += 1
+        return True
 
     def _drop_overdue(self, now_s: float) -> bool:
         overdue = [flight for flight in self._tickets.values() if flight.ends_s <= now_s]

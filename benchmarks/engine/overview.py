@@ -22,8 +22,8 @@ HEAD = (
 def settings_of(rows: Iterable[Row]) -> dict[Setting, dict[str, list[dict[str, Any]]]]:
     """Setting -> workload -> its policies' lines, for settings in which more than one workload was measured."""
     found: dict[Setting, dict[str, list[dict[str, Any]]]] = {}
-    for (workload, *setting), cells in groups(rows).items():
-        found.setdefault(tuple(setting), {})[workload] = policy_lines(cells)
+    for (workload, anchors, loop, load), cells in groups(rows).items():
+        found.setdefault((anchors, loop, load), {})[workload] = policy_lines(cells)
     return {setting: workloads for setting, workloads in found.items() if len(workloads) > 1}
 
 

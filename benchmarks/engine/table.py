@@ -91,8 +91,8 @@ def markdown(rows: Iterable[Row]) -> list[str]:
 
 
 def title(key: Key) -> str:
-    workload, *setting = key
-    return f"{workload}, {way_of(*setting)}"
+    workload, anchors, loop, load = key
+    return f"{workload}, {way_of(anchors, loop, load)}"
 
 
 def way_of(anchors: str, loop: str, load: float) -> str:
