@@ -7,6 +7,7 @@ import sys
 
 from agents import (
     Agent,
+    HandoffOutputItem,
     ModelSettings,
     Runner,
     set_default_openai_api,
@@ -56,10 +57,15 @@ def main(question: str) -> None:
     set_default_openai_api(os.environ.get("OPENAI_AGENTS_API", "responses"))
     set_tracing_disabled(True)
     first = Runner.run_sync(front_desk, question, max_turns=4)
-    print(f"{first.last_agent.name}: {first.final_output!r}")
+    for item in first.new_items:
+        if isinstance(item, HandoffOutputItem):
+            print(f"{item.source_agent.name} hands over to {item.target_agent.name}")
+    # The small model's template shows it nothing of the calls but two empty turns, and it may add a third.
+    said = first.final_output
+    print(f"{first.last_agent.name}: {said!r}" if said else f"{first.last_agent.name} takes the case without a word")
     again = Runner.run_sync(
         first.last_agent,
-        [*first.to_input_list(), {"role": "user", "content": "Thank you. Anything else?"}],
+        [*first.to_input_list(), {"role": "user", "content": "When will my parcel arrive?"}],
         max_turns=2,
     )
     print(f"{again.last_agent.name}: {again.final_output!r}")

@@ -210,10 +210,13 @@ def check_numbers(endpoint: str, fields: dict[str, Any], limits: Limits) -> None
 
 
 def parsed(kind: type[BaseModel], body: Mapping[str, Any]) -> Any:
-    """A request of one of the engine's other classes. Raises ApiError."""
+    """A request of one of the engine's other classes, able to cross a process. Raises ApiError."""
     try:
-        return kind.model_validate(dict(body))
+        request: Any = kind.model_validate(dict(body))
+        if isinstance(getattr(request, "messages", None), list):
+            request.messages = [plain(message) for message in request.messages]
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
     except (VLLMClientError, ValueError, TypeError) as error:
         raise from_pydantic([{"type": "value_error", "loc": (), "msg": "", "ctx": {"error": error}}]) from None
+    return request

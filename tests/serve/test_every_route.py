@@ -218,6 +218,16 @@ def test_a_history_with_tools(client: httpx.Client, filler: Filler, route: str, 
     assert client.post(route, json=empty).status_code in (200, 400)
 
 
+def test_a_history_with_tools_is_counted(client: httpx.Client, filler: Filler) -> None:
+    """Each role's content crosses to the replica, also the null of a message that only calls."""
+    system = filler(100)
+    for route, path in ((CHAT, "/tokenize"), (MESSAGES, "/v1/messages/count_tokens")):
+        counted = client.post(path, json=turn(route, system, tool_history(route)))
+        assert counted.status_code == 200, counted.text
+        found = counted.json().get("count") or counted.json()["input_tokens"]
+        assert found == usage(route, client.post(route, json=turn(route, system, tool_history(route), 1)))[0]
+
+
 @pytest.mark.parametrize("route", CONVERSATIONS)
 def test_text_and_one_part_are_the_same_prompt(client: httpx.Client, filler: Filler, route: str) -> None:
     system, text = filler(200), filler(60)

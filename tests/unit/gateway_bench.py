@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import pickle
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -63,6 +64,7 @@ class FakeHandle:
         self.tokenize = self.detokenize = self.chat
 
     def _remote(self, request: Any, raw: Any) -> FakeHandle:
+        pickle.dumps((request, raw))  # As a replica's process would get them.
         self.requests.append((request, raw))
         return self
 
