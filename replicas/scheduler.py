@@ -48,6 +48,7 @@ class AgentSchedulerMixin:
     keeper: CacheKeeper
     seat: QueueSeat
     waiting: RequestQueue
+    running: list[Request]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
