@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -158,6 +159,7 @@ def test_the_back_off_grows_to_its_bound_and_ends_with_success() -> None:
 
 def test_an_actor_that_ends_as_soon_as_it_is_made_is_made_ever_more_rarely() -> None:
     async def test(cluster: Cluster) -> None:
+        random.seed(1)
         cluster.handle.error = ActorDiedError()
         made = []
         for _ in range(5):
