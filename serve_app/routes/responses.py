@@ -132,7 +132,8 @@ def _without_billing(items: Any) -> Any:
         return items
     cleaned: list[Any] = list(items)
     for index, item in enumerate(items):
-        if not isinstance(item, dict) or item.get("role") not in LEADING_ROLES:
+        role = item.get("role") if isinstance(item, dict) else None
+        if not isinstance(role, str) or role not in LEADING_ROLES:
             break
         if isinstance(item.get("content"), (str, list)):
             cleaned[index] = {**item, "content": preparation.without_billing(item["content"])}

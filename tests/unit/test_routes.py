@@ -307,6 +307,7 @@ BAD: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/responses", responses(input={}), "input"),
     ("/v1/responses", responses(input=[{"type": "item_reference", "id": "x"}]), "input"),
     ("/v1/responses", responses(input=[{"role": "king", "content": "hi"}]), "input"),
+    ("/v1/responses", responses(input=[{"role": ["system"], "content": "hi"}]), None),
     (
         "/v1/responses",
         responses(input=[{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/y.png"}]}]),
