@@ -93,7 +93,7 @@ class OwnerDirectory:
         else:
             claim = self._claim(request_id, tag, block_hashes)
             if claim.session is not None and priority <= MAX_PRIORITY_STEPS:
-                claim.session.share = self.settings.priority_share ** max(priority, 0)
+                claim.session.share = self.valuation.settings.priority_share ** max(priority, 0)
         claim.block_hashes = block_hashes
         claim.rest.in_use += 1
         self._sequence += 1
@@ -197,7 +197,7 @@ class OwnerDirectory:
         workload, gone = self._workloads.use(tag.workload)
         self._forget(gone)
         session = self._sessions.use(workload, tag.session)
-        excess = self._sessions.one_too_many(self.settings.max_sessions, workload, self._workloads)
+        excess = self._sessions.one_too_many(self.valuation.settings.max_sessions, workload, self._workloads)
         if excess is not None:
             self._drop(excess)
         return session
@@ -206,7 +206,7 @@ class OwnerDirectory:
         """The owner of what follows the shared prefix; a session's agents beyond the cap share one place."""
         workload = session.workload
         known = agent in session.threads
-        if not known and len(session.threads) >= self.settings.max_agents_per_session:
+        if not known and len(session.threads) >= self.valuation.settings.max_agents_per_session:
             agent = OTHER
             known = agent in session.threads
         threads = session.threads.setdefault(agent, Threads())

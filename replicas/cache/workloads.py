@@ -31,8 +31,12 @@ class Workloads:
 
     def use(self, name: str) -> tuple[WorkloadValues, WorkloadValues | None]:
         """(the workload of a request, the one that had to go for it)."""
+        found = self._workloads.get(name)
+        if found is not None:
+            self._workloads.move_to_end(name)
+            return found, None
         gone = None
-        if name not in self._workloads and len(self) >= self._most:
+        if len(self) >= self._most:
             gone = self._never_served() or next((known for known in self if not known.sessions), next(iter(self)))
         return self._put(name, gone), gone
 
@@ -52,7 +56,5 @@ class Workloads:
     def _put(self, name: str, gone: WorkloadValues | None) -> WorkloadValues:
         if gone is not None:
             del self._workloads[gone.name]
-        if name not in self._workloads:
-            self._workloads[name] = WorkloadValues(name)
-        self._workloads.move_to_end(name)
-        return self._workloads[name]
+        made = self._workloads[name] = WorkloadValues(name)
+        return made

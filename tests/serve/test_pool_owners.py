@@ -10,10 +10,12 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 
 from replicas.cache.block_pool import PoolOwners
+from replicas.cache.cache_keeper import Arrival, CacheKeeper, CacheShape
 from replicas.cache.ownership import OwnerDirectory
 from replicas.cache.settings import ValueSettings
 from replicas.cache.warm_ledger import WarmLedger
-from runtime_actor.messages import WARMUP, OwnerTag
+from replicas.engine.messages import EngineSettings, EngineTables
+from runtime_actor.messages import OWNER_XARG, WARMUP, OwnerTag
 
 TOKENS = 4
 
@@ -112,3 +114,15 @@ def test_a_copy_that_is_filled_further_is_no_copy_any_more() -> None:
     assert bench.owners.duplicates == {blocks[1].block_id}
     bench.pool.cache_full_blocks(request, [blocks[1]], 0, 1, 4, 0)
     assert bench.owners.duplicates == set()
+
+
+def test_under_stock_order_nothing_piles_up_of_sessions_that_ended() -> None:
+    """vLLM's own queue asks for no values, so nobody would take away what changed."""
+    settings = EngineSettings(values=ValueSettings(policy="lru"))
+    keeper = CacheKeeper(BlockPool(16, True, TOKENS), settings, CacheShape(TOKENS, (TOKENS,)))
+    for number in range(500):
+        tag = OwnerTag("w", "a", f"s{number}").encode()
+        keeper.arrived(Arrival(f"r{number}", {OWNER_XARG: tag}, [], None, None, None))
+        keeper.finished(f"r{number}", 0)
+        keeper.exchange(EngineTables(ended=[("w", f"s{number}")]), 0, 0)
+    assert len(keeper.directory.valuation._touched) <= 1 and not keeper.directory.valuation._news
