@@ -91,7 +91,7 @@ class PoolOwners:
             self.directory_changed()
 
     def _set_value_queue(self, free: Sequence[KVCacheBlock]) -> None:
-        queue = OwnerFreeQueue(free, self.owner_of, self._changed, self.evicted)
+        queue = OwnerFreeQueue(free, self.owner_of, self.changed, self.evicted)
         queue.duplicates = self.duplicates if self.directory.is_active else set()
         self.pool.free_block_queue = queue
 
@@ -107,7 +107,8 @@ class PoolOwners:
             active = self.directory.is_active
             self.pool.free_block_queue.duplicates = self.duplicates if active else set()
 
-    def _changed(self) -> Iterable[BlockOwner]:
+    def changed(self) -> Iterable[BlockOwner]:
+        """As the directory's; none, and a fault, where that fails."""
         try:
             return self.directory.changed()
         except Exception:  # noqa: BLE001 - logged by _fail; nothing may rise into the engine's loop

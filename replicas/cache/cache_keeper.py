@@ -222,9 +222,9 @@ class CacheKeeper:
         rejected = self._take(down)
         now, wall_s = self._clock(), self._wall_clock()
         self.warm.expire(now)
-        if not self.owners.by_value:
+        if not (self.owners.by_value or self.owners.failed):
             # vLLM's queue doesn't ask, and what changed would pile up.
-            self.directory.changed()
+            self.owners.changed()
         if down.with_sessions or down.with_anchors:
             self._anchors.forget_told()
         owners = self.owners
