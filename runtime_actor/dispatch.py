@@ -25,10 +25,6 @@ class PrefetchDispatch:
         self._queued: dict[str, deque[tuple[float, PrefetchSuggestion]]] = {}
         self._actions_made = 0
 
-    @property
-    def num_queued(self) -> int:
-        return sum(map(len, self._queued.values()))
-
     def admit(self, suggestions: Iterable[PrefetchSuggestion], limits: PrefetchSettings) -> None:
         """Queue what the limits of its replica allow."""
         shared = self._shared

@@ -47,10 +47,10 @@ def overview_charts(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
     """(file name without its ending, SVG): bars of every policy, workload by workload."""
     for (anchors, loop, load), workloads in settings_of(rows).items():
         way = way_of(anchors, loop, load)
-        name = f"{anchors}-{loop}-{load:g}"
-        hits = {p: _bars(workloads.values(), p, "hit_rate", 100.0) for p in [*_policies(workloads.values()), BOUND]}
+        name, policies = f"{anchors}-{loop}-{load:g}", _policies(workloads.values())
+        hits = {p: _bars(workloads.values(), p, "hit_rate", 100.0) for p in [*policies, BOUND]}
         yield f"all-hits-{name}", bar_chart(f"Hit rate: {way}", "% of prompt tokens", list(workloads), hits)
-        times = {p: _bars(workloads.values(), p, "ttft_mean_s", 1.0) for p in _policies(workloads.values())}
+        times = {p: _bars(workloads.values(), p, "ttft_mean_s", 1.0) for p in policies}
         yield f"all-ttft-{name}", bar_chart(f"TTFT: {way}", "mean, seconds", list(workloads), times)
 
 
@@ -69,13 +69,12 @@ def _line_of(policy: str, lines: Iterable[dict[str, Any]]) -> dict[str, Any] | N
 
 
 def _row(workload: str, line: dict[str, Any], base: dict[str, Any] | None, bound: dict[str, Any] | None) -> str:
+    named = "" if base is None or base["policy"] == STOCK else f" ({base['policy']})"
     cells = [
         workload,
         line["policy"],
         f"{line['hit_rate']:.1%}",
-        "-"
-        if base is None
-        else f"{base['hit_rate']:.1%}" + ("" if base["policy"] == STOCK else f" ({base['policy']})"),
+        "-" if base is None else f"{base['hit_rate']:.1%}{named}",
         "-" if bound is None else f"{bound['hit_rate']:.1%}",
         _share(line.get("of_bound"), "{:.0%}"),
         f"{line['ttft_mean_s']:.2f} s ({_share(line.get('ttft_change'), '{:+.0%}')})",

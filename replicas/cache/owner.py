@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
-
-
-class FreeBlock(Protocol):
-    """What the queue needs of a block; vLLM's KVCacheBlock has it."""
-
-    block_id: int
-    prev_free_block: Any
-    next_free_block: Any
+from typing import Any
 
 
 class Owner:

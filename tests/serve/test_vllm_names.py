@@ -91,6 +91,15 @@ def test_the_scheduler_calls_its_hooks() -> None:
         assert callers(Scheduler, name), f"Scheduler no longer calls {name}"
 
 
+def test_the_scheduler_has_what_giving_way_goes_by() -> None:
+    """A request left out of `running` for a step is one that the scheduler doesn't count, plan or preempt in it."""
+    assert "schedule" in vars(AgentSchedulerMixin) and callable(Scheduler.schedule)
+    source = inspect.getsource(Scheduler)
+    for name in ("self.running", "self.skipped_waiting", "self.max_num_running_reqs", ".is_prefill_chunk"):
+        assert name in source, f"Scheduler no longer has {name}"
+    assert "get_num_free_blocks" in vars(BlockPool)
+
+
 def test_scheduler_output_says_what_started_and_resumed() -> None:
     new = set(NewRequestData.__dataclass_fields__)
     assert {"req_id", "block_ids", "num_computed_tokens"} <= new
