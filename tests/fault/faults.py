@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import psutil
 
 SYS_PIDFD_GETFD = 438
 LOOK_EVERY_S = 0.05
+STOPS_WITHIN_S = 20.0
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 _DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 DROP_ALL = struct.pack("HP", 1, ctypes.addressof(_DROP))
@@ -38,9 +40,10 @@ def kill(pid: int) -> None:
 
 @contextlib.contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """The process does nothing, and nobody is told."""
+    """The process does nothing, and nobody is told. Raises TimeoutError where it doesn't stop in `STOPS_WITHIN_S`."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        _await_stop(pid)
         yield
     finally:
         _go_on(pid)
@@ -139,6 +142,22 @@ def corrupt(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-len(content) // 3] ^= 4
     path.write_bytes(content)
+
+
+def _await_stop(pid: int) -> None:
+    """A signal is sent at once and taken later: a thread that runs on another core goes on until it meets it."""
+    deadline_s = time.monotonic() + STOPS_WITHIN_S
+    while not all(state in "TtZX" for state in _thread_states(pid)):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"process {pid} still ran {STOPS_WITHIN_S:.0f} s after SIGSTOP")
+        time.sleep(0.001)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    """A letter a thread, as in proc(5): `T` is stopped by a signal."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield thread.read_text().rpartition(")")[2].split()[0]
 
 
 def _go_on(pid: int) -> None:

