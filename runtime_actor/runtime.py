@@ -135,7 +135,6 @@ class AgentRuntime:
         if replicas:
             for replica in replicas:
                 self._dispatch.forget_replica(replica)
-                self._adapters.pop(replica, None)
             entry = ReplicasLost(self.shared.now_s, tuple(replicas))
             self._take_changes(self.shared.learned.apply(entry))
             self._downlink.changed()
@@ -179,9 +178,16 @@ class AgentRuntime:
                 settings = hosted.policy.settings
                 limits = settings.prefetch if isinstance(settings, PolicySettings) else PrefetchSettings()
                 self._dispatch.admit([suggestion], limits)
+        self._take_adapter_values()
+
+    def _take_adapter_values(self) -> None:
+        """Of replicas that don't report too: one that is new, or was cut off, is told when it does."""
         for values in self.host.suggestions(AdapterSuggestion):
-            if self.shared.replica(values.replica) is not None:
+            self._adapters.pop(values.replica, None)
+            if values.values:
                 self._adapters[values.replica] = dict(values.values)
+        while len(self._adapters) > self.settings.max_replicas:
+            del self._adapters[next(iter(self._adapters))]
 
     def _adapter_values(self, replica: str) -> dict[str, float]:
         """What a replica's adapters are worth; nothing while no policy says so."""
