@@ -49,6 +49,12 @@ class EngineWatchdog:
         self._settings = settings
         self._waiting_since_s = clock.monotonic_s()
         self._last_poll_s = clock.monotonic_s()
+        self._silent_s = 0.0
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has had work and given neither output nor answer, as of the last look."""
+        return self._silent_s
 
     async def run(self) -> None:
         """Until the engine is gone or the task is cancelled."""
@@ -72,12 +78,13 @@ class EngineWatchdog:
         self._last_poll_s = now_s
         if not self._busy() or starved:
             self._waiting_since_s = now_s
+            self._silent_s = 0.0
             return None
         self._waiting_since_s = max(self._waiting_since_s, self._progress_s())
-        silent_s = now_s - self._waiting_since_s
-        if silent_s < self._settings.stuck_after_s:
+        self._silent_s = now_s - self._waiting_since_s
+        if self._silent_s < self._settings.stuck_after_s:
             return None
-        return f"engine is stuck: no output and no answer for {silent_s:.0f} s with work in flight"
+        return f"engine is stuck: no output and no answer for {self._silent_s:.0f} s with work in flight"
 
 
 def end_process(reason: str) -> NoReturn:

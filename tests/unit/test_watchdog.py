@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from replicas.settings import WatchdogSettings
 from replicas.watchdog import EngineWatchdog
 from tests.unit.replica_fakes import FakeClock, FakePort
@@ -55,9 +57,22 @@ def test_silence_with_work_in_flight_is_stuck() -> None:
     assert verdict is not None and "stuck" in verdict
 
 
+def test_it_tells_how_long_the_engine_is_silent() -> None:
+    bench = Bench()
+    bench.look(4.0)
+    assert bench.dog.silent_s == pytest.approx(4.0)
+    bench.look(0.2, progress=True)
+    assert bench.dog.silent_s == 0.0
+    bench.look(3.0)
+    bench.busy = False
+    bench.look(0.2)
+    assert bench.dog.silent_s == 0.0, "nothing to say is no silence"
+
+
 def test_load_is_not_stuck() -> None:
     bench = Bench()
     assert bench.look(60.0, progress=True) is None
+    assert bench.dog.silent_s < 1.0
 
 
 def test_an_idle_engine_is_not_stuck_and_work_starts_the_time_anew() -> None:

@@ -156,6 +156,17 @@ def killing(find: Callable[[ChaosServer], int]) -> Fault:
     return fault
 
 
+def hung_for_good(find: Callable[[ChaosServer], int]) -> Fault:
+    """Nobody lets it go on; whoever misses it has to end it."""
+
+    @contextlib.contextmanager
+    def fault(server: ChaosServer) -> Iterator[None]:
+        faults.pause(find(server))
+        yield
+
+    return fault
+
+
 @contextlib.contextmanager
 def head_and_actor_killed(server: ChaosServer) -> Iterator[None]:
     """The actor can't be started again before the head is."""
@@ -236,6 +247,13 @@ ROWS = (
     Row("gateway (ingress) killed", killing(lambda server: server.serving_gateway)),
     Row("replica killed", killing(lambda server: server.replicas[0]), replaces=True),
     Row("EngineCore killed", killing(lambda server: server.pids("EngineCore")[0]), replaces=True, engines=("vllm",)),
+    Row("replica hung (SIGSTOP)", lambda server: faults.paused(server.replicas[0]), 60.0, engines=("simulated",)),
+    Row(
+        "EngineCore hung (SIGSTOP)",
+        hung_for_good(lambda server: server.pids("EngineCore")[0]),
+        replaces=True,
+        engines=("vllm",),
+    ),
     Row("HTTP proxy killed", killing(lambda server: server.pids("ProxyActor")[0])),
     Row("exchange garbled 10 s", between(faults.meddling, garble=True), 10.0),
 )
