@@ -220,23 +220,23 @@ class _StuckWatch:
 
     @contextlib.contextmanager
     def over(self, limit: asyncio.Timeout) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def look() -> None:
-            nonlocal timer
-            if limit.expired():
-                return
-            if self._is_stuck():
-                self.has_ended_it = True
-                limit.reschedule(loop.time())
-            else:
-                timer = loop.call_later(LOOK_EVERY_S, look)
-
-        timer = loop.call_later(LOOK_EVERY_S, look)
+        self._look_later(limit)
         try:
             yield
         finally:
-            timer.cancel()
+            self._timer.cancel()
+
+    def _look_later(self, limit: asyncio.Timeout) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look, limit)
+
+    def _look(self, limit: asyncio.Timeout) -> None:
+        if limit.expired():
+            return
+        if self._is_stuck():
+            self.has_ended_it = True
+            limit.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._look_later(limit)
 
 
 def constraint_error() -> ApiError:
