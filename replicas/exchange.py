@@ -275,4 +275,4 @@ def _replica_report(
 
 
 def _sessions(ended: list[list]) -> list[tuple[str, str]]:
-    return [(str(entry[0]), str(entry[1])) for entry in ended if len(entry) == 2]
+    return [(str(entry[0]), str(entry[1])) for entry in ended if isinstance(entry, (list, tuple)) and len(entry) == 2]

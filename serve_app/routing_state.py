@@ -250,7 +250,7 @@ def cluster_view(wire: Mapping[str, Any], received_s: float) -> ClusterView:
     try:
         replicas = {
             str(name): ReplicaView(
-                resident=view["resident"],
+                resident=_mapping(view["resident"]),
                 running=int(view["running"]),
                 waiting=int(view["waiting"]),
                 block_size=int(view["block_size"]),
@@ -260,6 +260,12 @@ def cluster_view(wire: Mapping[str, Any], received_s: float) -> ClusterView:
             )
             for name, view in list(wire["replicas"].items())[:MAX_REPLICAS]
         }
-        return ClusterView(replicas=replicas, anchors=wire["anchors"], received_s=received_s)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return ClusterView(replicas=replicas, anchors=_mapping(wire["anchors"]), received_s=received_s)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError(f"cluster view: {type(error).__name__} {error}") from None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected a mapping, got {type(value).__name__}")
+    return value

@@ -29,8 +29,15 @@ from tests.fault.chaos.server import ChaosServer
 BARS = " ▁▂▃▄▅▆▇█"
 CLIENT_TIMEOUT_S = 300.0
 SLOW_READ_S = 0.2
+AGENTS = 8
+MAX_TOLD = 50
+"""Connections that broke, told one by one."""
 
 Samples = list[tuple[float, dict[str, int]]]
+
+
+def system_prompt(agent: int) -> str:
+    return f"You are agent {agent}. " + "Do the next step with care. " * 40
 
 
 class Soak:
@@ -42,6 +49,8 @@ class Soak:
         self._numbers = itertools.count()
         self.stop = threading.Event()
         self.ends: Counter[str] = Counter()
+        self._began_s = time.monotonic()
+        self._told = 0
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -63,12 +72,22 @@ class Soak:
                 end = "no answer"
             except httpx.HTTPError as error:
                 end = type(error).__name__
+                self._tell(kind, error)
             self.ends[f"{kind}: {end}"] += 1
             if end == "429":
                 await asyncio.sleep(0.5)
 
+    def _tell(self, kind: str, error: httpx.HTTPError) -> None:
+        if self._told < MAX_TOLD:
+            self._told += 1
+            cause = error.__cause__ or error.__context__
+            inner = (cause.__cause__ or cause.__context__) if cause is not None else None
+            print(
+                f"{time.monotonic() - self._began_s:6.0f} s  {kind}: {error!r}, by {cause!r}, by {inner!r}", flush=True
+            )
+
     async def _one(self, client: httpx.AsyncClient, kind: str, number: int, turn: int) -> str:
-        system = f"You are agent {turn if kind == 'new agent' else number % 8}. " + "Do the next step with care. " * 40
+        system = system_prompt(AGENTS + turn if kind == "new agent" else number % AGENTS)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": f"step {turn} of {number}"}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 24, "stream": kind != "plain"}
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
