@@ -63,10 +63,25 @@ def test_it_tells_how_long_the_engine_is_silent() -> None:
     assert bench.dog.silent_s == pytest.approx(4.0)
     bench.look(0.2, progress=True)
     assert bench.dog.silent_s == 0.0
-    bench.look(3.0)
+
+
+def test_that_nobody_waits_any_more_makes_no_stuck_engine_well() -> None:
+    bench = Bench()
+    bench.look(4.0)
     bench.busy = False
-    bench.look(0.2)
-    assert bench.dog.silent_s == 0.0, "nothing to say is no silence"
+    bench.look(4.0)
+    assert bench.dog.silent_s == pytest.approx(8.0)
+    verdict = bench.look(2.4)
+    assert verdict is not None and "stuck" in verdict
+
+
+def test_an_answer_makes_it_well_and_an_idle_one_owes_nothing() -> None:
+    bench = Bench()
+    bench.look(4.0)
+    bench.busy = False
+    bench.look(0.2, progress=True)
+    assert bench.dog.silent_s == 0.0
+    assert bench.look(60.0) is None and bench.dog.silent_s == 0.0
 
 
 def test_load_is_not_stuck() -> None:
