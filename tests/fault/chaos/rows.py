@@ -30,8 +30,9 @@ Fault = Callable[[ChaosServer], AbstractContextManager[None]]
 @dataclass(frozen=True, slots=True)
 class Row:
     """`hold_s`: how long the fault lasts; 0 for one that is over at once. `replaces`: a replica is gone, so that all is
-    there again when another one has taken its place. `costs`: kinds of failures that this fault can't but cost. `check` looks at the state afterwards and
-    says in a word what is to be known of it; it raises AssertionError for what must not be."""
+    there again when another one has taken its place. `costs`: kinds of failures that this fault can't but cost. `check`
+    looks at the state afterwards and says in a word what is to be known of it; it raises AssertionError for what must
+    not be."""
 
     name: str
     fault: Fault
@@ -44,8 +45,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Counts of requests; `failed` in words, `unexpected` those of them that the row doesn't allow. `longest_gap_s`: without any answer, from the fault on. `whole_s`: from
-    the fault's end until actor and all replicas are there again. `lost`: answered requests that nobody counted."""
+    """Counts of requests; `failed` in words, `unexpected` those of them that the row doesn't allow. `longest_gap_s`:
+    without any answer, from the fault on. `whole_s`: from the fault's end until actor and all replicas are there again.
+    `lost`: answered requests that nobody counted."""
 
     row: str
     requests: int
