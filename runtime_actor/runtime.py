@@ -280,6 +280,7 @@ class AgentRuntime:
         self._downlink.resize(settings.max_ended)
         self.host.close()
         self.host = self._make_host()
+        self._adapters.clear()
         self._take_changes(Changes(dropped=dropped))
         self._replicas_lost(self.shared.replica_map.resize(settings.max_replicas))
         self._downlink.changed()
@@ -302,6 +303,9 @@ class AgentRuntime:
             raise ConfigurationError(f"policies.{name}.path: can't be changed while it runs; allowed: a new deployment")
         policy = catalogue.make(settings, self.shared if self.host.get(name) else catalogue.NoClock())
         self.host.replace(name, policy)
+        if name == AdaptersPolicy.name:
+            # What the one before said; this one has seen nothing yet.
+            self._adapters.clear()
         policies = tuple(settings if p.name == name else p for p in self.settings.policies)
         self.settings = dataclasses.replace(self.settings, policies=policies)
         self._downlink.changed()

@@ -86,6 +86,8 @@ def test_switched_off_while_it_runs_it_says_no_more() -> None:
     assert kit.exchange(report=kit.report()).adapters
     kit.runtime.set_policy("adapters", {"enabled": False})
     assert kit.exchange(report=kit.report()).adapters == {}
+    kit.runtime.set_policy("adapters", {"enabled": True})
+    assert kit.exchange(report=kit.report()).adapters == {}, "what it said before is not what it says now"
 
 
 # --- after a failure ----------------------------------------------------------------------------------
