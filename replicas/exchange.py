@@ -80,14 +80,12 @@ class ExchangeLoop:
         self._on_action = on_action
         self._on_prefetch_switch = on_prefetch_switch
         self._on_adapters = on_adapters
-        self._policies = policies
-        self._silent_s = silent_s
+        self._policies, self._silent_s = policies, silent_s
         self._next_event_id = next_event_id
         self._clock = clock
         self._settings = settings
         self._config_version = config_version
-        self._epoch = _NO_EPOCH
-        self._version = 0
+        self._epoch, self._version = _NO_EPOCH, 0
         self._min_gap_s = settings.min_gap_s
         self.actor_is_away = False
         self.last_failure = ""
