@@ -120,8 +120,9 @@ class EngineFeed:
             self._restore(down)
             logger.debug("No answer from the engine: %s", error)
         except MessageError as error:
-            # Handed down again it would be refused again.
+            # Handed down again it would be refused again. An engine that refuses isn't stuck.
             self.refused_calls += 1
+            self.last_answer_s = self._clock.monotonic_s()
             logger.warning("The engine refused what was handed down: %s", error)
         except Exception:
             self.busy_calls += 1

@@ -47,8 +47,9 @@ class ExchangeLoop:
     """One call to the actor in flight; the next at once when events wait, else when the actor said.
 
     `on_action` gets each PrefetchAction, `on_prefetch_switch` whether warm-ups are wanted at all, `on_adapters` what
-    the adapters are worth, `policies` the rows of what runs beside the engine,
-    `next_event_id` names the events made here. `config_version` is this replica's deployment's.
+    the adapters are worth, `policies` the rows of what runs beside the engine, `silent_s` for how long the engine has
+    had work and said nothing, `next_event_id` names the events made here. `config_version` is this replica's
+    deployment's.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ExchangeLoop:
         on_prefetch_switch: Callable[[bool], None],
         on_adapters: Callable[[dict], None],
         policies: Callable[[], list[dict]],
+        silent_s: Callable[[], float],
         next_event_id: Callable[[], str],
         clock: Clock,
         settings: ExchangeSettings,
@@ -78,13 +80,12 @@ class ExchangeLoop:
         self._on_action = on_action
         self._on_prefetch_switch = on_prefetch_switch
         self._on_adapters = on_adapters
-        self._policies = policies
+        self._policies, self._silent_s = policies, silent_s
         self._next_event_id = next_event_id
         self._clock = clock
         self._settings = settings
         self._config_version = config_version
-        self._epoch = _NO_EPOCH
-        self._version = 0
+        self._epoch, self._version = _NO_EPOCH, 0
         self._min_gap_s = settings.min_gap_s
         self.actor_is_away = False
         self.last_failure = ""
@@ -238,7 +239,8 @@ class ExchangeLoop:
         if state is None:
             return None
         report = _replica_report(self._name, state, self._anchors, self._stats, self._events.dropped, sessions)
-        return dataclasses.replace(report, policies=[*report.policies, *self._policies()]).to_wire()
+        policies = [*report.policies, *self._policies()]
+        return dataclasses.replace(report, policies=policies, silent_s=self._silent_s()).to_wire()
 
 
 def _replica_report(
@@ -271,4 +273,4 @@ def _replica_report(
 
 
 def _sessions(ended: list[list]) -> list[tuple[str, str]]:
-    return [(str(entry[0]), str(entry[1])) for entry in ended if len(entry) == 2]
+    return [(str(entry[0]), str(entry[1])) for entry in ended if isinstance(entry, (list, tuple)) and len(entry) == 2]

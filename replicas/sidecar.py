@@ -98,6 +98,7 @@ class Sidecar:
             on_prefetch_switch=self.prefetch.switch,
             on_adapters=lambda values: self._adapters.take_values(values) if self._adapters is not None else None,
             policies=lambda: [self._adapters.as_row()] if self._adapters is not None else [],
+            silent_s=lambda: self.watchdog.silent_s,
             next_event_id=self._next_event_id,
             clock=self._clock,
             settings=settings.exchange,

@@ -25,10 +25,10 @@ _PAUSED_POLLS = 25
 class EngineWatchdog:
     """Polls the engine; `exit_process` is called once with the reason.
 
-    Stuck means: work in flight, and for `stuck_after_s` neither an output from the engine nor an answer
-    to a call between its steps. Load can't trigger it: a loaded engine still finishes steps, each of
-    which gives outputs and answers. Time in which this process didn't run (suspended, starved) is not
-    counted.
+    Stuck means: it was given work, and for `stuck_after_s` there was neither an output from the engine nor an
+    answer to a call between its steps, even if whoever waited has left meanwhile. Load can't trigger it: a
+    loaded engine still finishes steps, each of which gives outputs and answers. Time in which this process
+    didn't run (suspended, starved) is not counted.
     """
 
     def __init__(
@@ -49,6 +49,14 @@ class EngineWatchdog:
         self._settings = settings
         self._waiting_since_s = clock.monotonic_s()
         self._last_poll_s = clock.monotonic_s()
+        self._silent_s = 0.0
+        self._owes = False
+        """It was given work and has said nothing since."""
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the engine, given work, has given neither output nor answer, as of the last look."""
+        return self._silent_s
 
     async def run(self) -> None:
         """Until the engine is gone or the task is cancelled."""
@@ -70,14 +78,18 @@ class EngineWatchdog:
     def _stuck(self, now_s: float) -> str | None:
         starved = now_s - self._last_poll_s > _PAUSED_POLLS * self._settings.poll_s
         self._last_poll_s = now_s
-        if not self._busy() or starved:
+        is_busy = self._busy()
+        if starved or not (is_busy or self._owes):
             self._waiting_since_s = now_s
+            self._silent_s = 0.0
             return None
-        self._waiting_since_s = max(self._waiting_since_s, self._progress_s())
-        silent_s = now_s - self._waiting_since_s
-        if silent_s < self._settings.stuck_after_s:
+        progress_s = self._progress_s()
+        self._owes = is_busy or progress_s <= self._waiting_since_s
+        self._waiting_since_s = max(self._waiting_since_s, progress_s)
+        self._silent_s = now_s - self._waiting_since_s if self._owes else 0.0
+        if self._silent_s < self._settings.stuck_after_s:
             return None
-        return f"engine is stuck: no output and no answer for {silent_s:.0f} s with work in flight"
+        return f"engine is stuck: no output and no answer for {self._silent_s:.0f} s with work in flight"
 
 
 def end_process(reason: str) -> NoReturn:

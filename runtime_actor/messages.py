@@ -282,6 +282,7 @@ class ReplicaReport(Message):
     [digest, tokens] for the anchors whose token ids this replica can warm by itself. `sessions` lists
     [workload, session, previous agent or "", current agent, t_s]: sent when the actor's epoch changed.
     Counters are totals since the replica's start. `policies` has a row for each that runs in the engine.
+    `silent_s`: how long the engine has had work and said nothing.
     """
 
     kind: ClassVar[str] = "replica_report"
@@ -302,6 +303,7 @@ class ReplicaReport(Message):
     evicted_blocks: int
     dropped_events: int
     policies: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class ReplicaMap:
                 "block_size": report.block_size,
                 "total_blocks": report.total_blocks,
                 "age_s": max(0.0, now_s - state.seen_s),
+                "silent_s": report.silent_s,
             }
             for workload, by_agent in report.anchors.items():
                 sizes = anchors.setdefault(workload, {})
@@ -123,7 +124,7 @@ def check_report(report: ReplicaReport) -> None:
     """Raises MessageError naming the field whose content has the wrong shape."""
     if not 0 <= report.t_s <= MAX_NUMBER or report.block_size < 1:
         raise MessageError("replica_report: t_s must be a time and block_size at least 1")
-    for name in ("total_blocks", "free_blocks", "running", "waiting", "prompt_tokens", "cached_tokens"):
+    for name in ("total_blocks", "free_blocks", "running", "waiting", "prompt_tokens", "cached_tokens", "silent_s"):
         if not 0 <= getattr(report, name) <= MAX_NUMBER:
             raise MessageError(f"replica_report: field {name!r} must be from 0 to {MAX_NUMBER:g}")
     _check_nested("resident", report.resident, _is_count)

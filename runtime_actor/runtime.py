@@ -135,7 +135,6 @@ class AgentRuntime:
         if replicas:
             for replica in replicas:
                 self._dispatch.forget_replica(replica)
-                self._adapters.pop(replica, None)
             entry = ReplicasLost(self.shared.now_s, tuple(replicas))
             self._take_changes(self.shared.learned.apply(entry))
             self._downlink.changed()
@@ -179,9 +178,16 @@ class AgentRuntime:
                 settings = hosted.policy.settings
                 limits = settings.prefetch if isinstance(settings, PolicySettings) else PrefetchSettings()
                 self._dispatch.admit([suggestion], limits)
+        self._take_adapter_values()
+
+    def _take_adapter_values(self) -> None:
+        """Of replicas that don't report too: one that is new, or was cut off, is told when it does."""
         for values in self.host.suggestions(AdapterSuggestion):
-            if self.shared.replica(values.replica) is not None:
+            self._adapters.pop(values.replica, None)
+            if values.values:
                 self._adapters[values.replica] = dict(values.values)
+        while len(self._adapters) > self.settings.max_replicas:
+            del self._adapters[next(iter(self._adapters))]
 
     def _adapter_values(self, replica: str) -> dict[str, float]:
         """What a replica's adapters are worth; nothing while no policy says so."""
@@ -274,6 +280,7 @@ class AgentRuntime:
         self._downlink.resize(settings.max_ended)
         self.host.close()
         self.host = self._make_host()
+        self._adapters.clear()
         self._take_changes(Changes(dropped=dropped))
         self._replicas_lost(self.shared.replica_map.resize(settings.max_replicas))
         self._downlink.changed()
@@ -296,6 +303,9 @@ class AgentRuntime:
             raise ConfigurationError(f"policies.{name}.path: can't be changed while it runs; allowed: a new deployment")
         policy = catalogue.make(settings, self.shared if self.host.get(name) else catalogue.NoClock())
         self.host.replace(name, policy)
+        if name == AdaptersPolicy.name:
+            # What the one before said; this one has seen nothing yet.
+            self._adapters.clear()
         policies = tuple(settings if p.name == name else p for p in self.settings.policies)
         self.settings = dataclasses.replace(self.settings, policies=policies)
         self._downlink.changed()

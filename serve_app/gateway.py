@@ -248,6 +248,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
             limits=self._context,
             timeout_s=self._settings.config.gateway.request_timeout_s,
             on_retry=self._metrics.count_retry,
+            is_stuck=lambda: last is not None and self._routing.has_better_than(last),
         )
         return flight.exchange
 

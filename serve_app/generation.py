@@ -1,10 +1,11 @@
 """A request's way to a replica and back: call, retry once, accept, answer."""
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ DEATHS = (RayActorError, DeploymentUnavailableError, WorkerCrashedError, NodeDie
 """The replica is gone, or its node, or with it what it had answered; another one can take the request if the client has
 seen nothing of it yet."""
 
+LOOK_EVERY_S = 1.0
+"""How often a request that waits for its first content asks whether its replica's engine is stuck."""
+
 PROMPT_FIELDS = ("messages", "input", "prompt")
 
 _ENGINE_DEATH = "EngineDead"
@@ -48,6 +52,10 @@ class Call(Protocol):
     def cancel(self) -> None: ...
 
 
+class EngineStuck(Exception):
+    """Raised when a request waits for an engine that says nothing, and another replica could take it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
     """`usable_tokens` is what prompt and answer may take together; `model_tokens` the model's own limit."""
@@ -62,6 +70,7 @@ class Exchange:
 
     `send` is given the fields, and whether the call before failed with its replica: a dead engine's replica stands
     in the ranking until Serve has noticed, and what was cached there would draw the second call to it too.
+    `is_stuck`: whether the replica of the newest call says that its engine is, while another one isn't.
     `is_over`: the answer has come to its own end.
     """
 
@@ -70,6 +79,7 @@ class Exchange:
     limits: ContextLimits
     timeout_s: float
     on_retry: Callable[[], None]
+    is_stuck: Callable[[], bool] = lambda: False
     started_s: float = field(default_factory=time.monotonic)
     clipped: bool = False
     call: Call | None = None
@@ -105,6 +115,8 @@ class Exchange:
                 if refusal.error.get("code") not in (500, None) or retried:
                     error = refusal_error(refusal, self.limits.usable_tokens, self.limits.model_tokens)
                     raise self._blamed(error) from None
+            except EngineStuck:
+                self.close()
             except DEATHS:
                 self.close()
                 if retried:
@@ -120,11 +132,15 @@ class Exchange:
 
     async def _attempt(self, has_failed: bool) -> Opened:
         self.call = self.send(self.fields, has_failed)
+        watch = _StuckWatch(self.is_stuck)
         try:
-            async with asyncio.timeout(self.left_s):
-                return await open_response(aiter(self.call))
+            async with asyncio.timeout(self.left_s) as limit:
+                with contextlib.nullcontext() if has_failed else watch.over(limit):
+                    return await open_response(aiter(self.call))
         except TimeoutError:
             self.close()
+            if watch.has_ended_it:
+                raise EngineStuck from None
             raise timed_out(self.timeout_s) from None
         except BackPressureError:
             self.close()
@@ -193,6 +209,34 @@ class Exchange:
             raise failure(error) from None
         finally:
             self.close()
+
+
+class _StuckWatch:
+    """Lets a time limit be over at once when `is_stuck` says so; a timer, since a task for each request costs more."""
+
+    def __init__(self, is_stuck: Callable[[], bool]) -> None:
+        self._is_stuck = is_stuck
+        self.has_ended_it = False
+
+    @contextlib.contextmanager
+    def over(self, limit: asyncio.Timeout) -> Iterator[None]:
+        self._look_later(limit)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _look_later(self, limit: asyncio.Timeout) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look, limit)
+
+    def _look(self, limit: asyncio.Timeout) -> None:
+        if limit.expired():
+            return
+        if self._is_stuck():
+            self.has_ended_it = True
+            limit.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._look_later(limit)
 
 
 def constraint_error() -> ApiError:

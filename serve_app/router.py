@@ -49,7 +49,7 @@ class AgentRequestRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         try:
-            order = _avoiding(self._order(by_name, pending_request), pending_request)
+            order = self._without_stuck(_avoiding(self._order(by_name, pending_request), pending_request))
         except Exception:
             self._failures += 1
             if self._failures in (1, 10, 100) or self._failures % 1000 == 0:
@@ -103,6 +103,10 @@ class AgentRequestRouter(RequestRouter):
         is_fresh = state.view_age_s <= self._max_snapshot_age_s
         state.count_routing(fallback=not is_fresh)
         return state.policies.ordered(ranking.offers(request, state.view if is_fresh else None, order))
+
+    def _without_stuck(self, order: list[str]) -> list[str]:
+        """The same with those last whose engine says nothing; a request there would wait until its replica is ended."""
+        return sorted(order, key=lambda name: routing_state.STATE.is_stuck(name))
 
     def _load(self, name: str) -> int:
         """Requests in flight there: what this process sent, and for a moment what the replica had from others.

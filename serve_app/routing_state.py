@@ -23,6 +23,13 @@ and routed as a new one."""
 MAX_AGENTS_PER_SESSION = 16
 """Agents of one session with a place of their own; the one longest silent is forgotten."""
 
+STUCK_AFTER_S = 10.0
+"""An engine with work that says nothing for so long gets new requests only where no other is left. Far above the
+longest step, and far below the time after which its replica is ended (`replica.watchdog.stuck_after_s`)."""
+
+STUCK_VIEW_S = 5.0
+"""What an older view says of that counts no more."""
+
 MAX_VIEW_AGE_S = 30.0
 """An older view says nothing of what is there now."""
 
@@ -48,7 +55,8 @@ MAX_WORKLOADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica as the runtime last saw it; `resident` is workload -> agent -> blocks."""
+    """One replica as the runtime last saw it; `resident` is workload -> agent -> blocks. `silent_s`: how long its
+    engine has had work and said nothing."""
 
     resident: Mapping[str, Mapping[str, int]]
     running: int
@@ -56,6 +64,7 @@ class ReplicaView:
     block_size: int
     total_blocks: int
     age_s: float
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,11 @@ class RoutingState:
     @property
     def view_age_s(self) -> float:
         return self._clock() - self._view.received_s
+
+    def is_stuck(self, replica: str) -> bool:
+        """Whether the newest view says so; False where that is old."""
+        there = self._view.replicas.get(replica)
+        return there is not None and there.silent_s > STUCK_AFTER_S and self.view_age_s <= STUCK_VIEW_S
 
     def tables(self, workload: str) -> ReachTables | None:
         return self._tables.get(workload)
@@ -210,6 +224,13 @@ class RoutingState:
         with self._lock:
             return self._sent.get(request_id)
 
+    def has_better_than(self, request_id: str) -> bool:
+        """Whether the replica that has this request is stuck, and another one isn't."""
+        replica = self.sent_to(request_id)
+        if replica is None or not self.is_stuck(replica):
+            return False
+        return any(not self.is_stuck(other) for other in self._view.replicas)
+
     def end_session(self, workload: str, session: str) -> None:
         with self._lock:
             self._sessions.pop(workload, session)
@@ -229,15 +250,22 @@ def cluster_view(wire: Mapping[str, Any], received_s: float) -> ClusterView:
     try:
         replicas = {
             str(name): ReplicaView(
-                resident=view["resident"],
+                resident=_mapping(view["resident"]),
                 running=int(view["running"]),
                 waiting=int(view["waiting"]),
                 block_size=int(view["block_size"]),
                 total_blocks=int(view["total_blocks"]),
                 age_s=float(view["age_s"]),
+                silent_s=float(view.get("silent_s", 0.0)),
             )
             for name, view in list(wire["replicas"].items())[:MAX_REPLICAS]
         }
-        return ClusterView(replicas=replicas, anchors=wire["anchors"], received_s=received_s)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return ClusterView(replicas=replicas, anchors=_mapping(wire["anchors"]), received_s=received_s)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError(f"cluster view: {type(error).__name__} {error}") from None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected a mapping, got {type(value).__name__}")
+    return value

@@ -8,6 +8,7 @@ from typing import Any
 
 from ray import serve
 
+from replicas.adapters import AdapterKeeper
 from replicas.simulated import SimulatedLLMServer
 
 
@@ -23,7 +24,14 @@ class FaultServer(SimulatedLLMServer):
             "last_failure": sidecar.exchange.last_failure,
             "epoch": sidecar.exchange.epoch,
             "waiting_events": len(sidecar.events),
+            "adapters": self._adapter_keeper.as_row(),
         }
+
+    def _keeper(self) -> AdapterKeeper | None:
+        made = super()._keeper()
+        assert made is not None, "these tests deploy adapters"
+        self._adapter_keeper = made
+        return made
 
     async def die_if(self, replica: str) -> None:
         if replica == self._name():

@@ -1,4 +1,5 @@
 """Load at saturation for a while, and the memory of every process: `scripts/soak [--minutes N] [...]`.
+`--samples FILE.csv` shows what an earlier run's `--csv` wrote, `--plot FILE.svg` draws either.
 
 More callers than the engines can serve at once; a share of clients leaves early, another reads slowly, and each turn is
 a new agent for some. Prints a sample each `--every` seconds, a plot in letters at the end, and how much each process
@@ -21,14 +22,22 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.engine.charts import line_chart
 from tests.fault.chaos.__main__ import MODEL
 from tests.fault.chaos.server import ChaosServer
 
 BARS = " ▁▂▃▄▅▆▇█"
 CLIENT_TIMEOUT_S = 300.0
 SLOW_READ_S = 0.2
+AGENTS = 8
+MAX_TOLD = 50
+"""Connections that broke, told one by one."""
 
 Samples = list[tuple[float, dict[str, int]]]
+
+
+def system_prompt(agent: int) -> str:
+    return f"You are agent {agent}. " + "Do the next step with care. " * 40
 
 
 class Soak:
@@ -40,6 +49,8 @@ class Soak:
         self._numbers = itertools.count()
         self.stop = threading.Event()
         self.ends: Counter[str] = Counter()
+        self._began_s = time.monotonic()
+        self._told = 0
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -61,12 +72,22 @@ class Soak:
                 end = "no answer"
             except httpx.HTTPError as error:
                 end = type(error).__name__
+                self._tell(kind, error)
             self.ends[f"{kind}: {end}"] += 1
             if end == "429":
                 await asyncio.sleep(0.5)
 
+    def _tell(self, kind: str, error: httpx.HTTPError) -> None:
+        if self._told < MAX_TOLD:
+            self._told += 1
+            cause = error.__cause__ or error.__context__
+            inner = (cause.__cause__ or cause.__context__) if cause is not None else None
+            print(
+                f"{time.monotonic() - self._began_s:6.0f} s  {kind}: {error!r}, by {cause!r}, by {inner!r}", flush=True
+            )
+
     async def _one(self, client: httpx.AsyncClient, kind: str, number: int, turn: int) -> str:
-        system = f"You are agent {turn if kind == 'new agent' else number % 8}. " + "Do the next step with care. " * 40
+        system = system_prompt(AGENTS + turn if kind == "new agent" else number % AGENTS)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": f"step {turn} of {number}"}]
         body = {"model": MODEL, "messages": messages, "max_tokens": 24, "stream": kind != "plain"}
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -90,6 +111,48 @@ def sample(server: ChaosServer, soak: Soak, seconds: float, every_s: float) -> S
         print(f"{passed_s:6.0f} s  {sum(soak.ends.values()):6d} requests  MiB: {told}", flush=True)
         soak.stop.wait(every_s)
     return samples
+
+
+def numbered(samples: Samples) -> Samples:
+    """The same with `kind 1`, `kind 2` for `kind PID`, in the order in which they appeared; one alone has no number."""
+    order: dict[str, list[str]] = {}
+    for _, sizes in samples:
+        for name in sizes:
+            alike = order.setdefault(name.split()[0], [])
+            if name not in alike:
+                alike.append(name)
+    names = {
+        name: f"{kind} {number}" if len(alike) > 1 else kind
+        for kind, alike in order.items()
+        for number, name in enumerate(alike, 1)
+    }
+    return [(at_s, {names[name]: size for name, size in sizes.items()}) for at_s, sizes in samples]
+
+
+def chart(samples: Samples, title: str) -> str:
+    """MiB of each process over minutes, as SVG."""
+    found = numbered(samples)
+    lines = {
+        name: [(at_s / 60.0, sizes[name] / 2**20) for at_s, sizes in found if name in sizes]
+        for name in sorted({name for _, sizes in found for name in sizes})
+    }
+    return line_chart(title, "minutes", "MiB resident", lines)
+
+
+def read_samples(path: Path) -> Samples:
+    """What `write_samples` wrote."""
+    samples: dict[float, dict[str, int]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            samples.setdefault(float(row["seconds"]), {})[row["process"]] = int(row["bytes"])
+    return list(samples.items())
+
+
+def write_samples(path: Path, samples: Samples) -> None:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["seconds", "process", "bytes"])
+        rows.writerows((round(at_s, 1), name, size) for at_s, found in samples for name, size in found.items())
 
 
 def plot(samples: Samples) -> list[str]:
@@ -117,7 +180,7 @@ def growth(samples: Samples) -> dict[str, float]:
     return grown
 
 
-def main() -> int:
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -125,7 +188,32 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two samples")
     parser.add_argument("--most-growth", type=float, default=0.05)
     parser.add_argument("--csv", type=Path, help="also write the samples there")
-    options = parser.parse_args()
+    parser.add_argument("--samples", type=Path, help="show these instead of running anything")
+    parser.add_argument("--plot", type=Path, help="also draw them there, as SVG")
+    parser.add_argument("--title", default="Memory under load", help="of the picture; its second line follows ': '")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = _parse()
+    ends: Counter[str] = Counter()
+    samples = read_samples(options.samples) if options.samples else run(options, ends)
+    grown = growth(samples)
+    print("\n".join(plot(numbered(samples))))
+    print("growth over the last quarter:", ", ".join(f"{name} {share:+.1%}" for name, share in sorted(grown.items())))
+    if not options.samples:
+        print("requests:", ", ".join(f"{n} {end}" for end, n in sorted(ends.items())))
+    if options.csv:
+        write_samples(options.csv, samples)
+    if options.plot:
+        options.plot.write_text(chart(samples, options.title))
+    bad = [name for name, share in grown.items() if share > options.most_growth]
+    unanswered = sum(n for end, n in ends.items() if end.endswith("no answer"))
+    return 1 if bad or unanswered else 0
+
+
+def run(options: argparse.Namespace, ends: Counter[str]) -> Samples:
+    """A server and its load for as long as was asked; `ends` is filled."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         server = ChaosServer(options.engine, Path(folder))
         soak = Soak(server.url, options.callers)
@@ -137,18 +225,8 @@ def main() -> int:
             soak.stop.set()
             thread.join()
             server.stop()
-    grown = growth(samples)
-    print("\n".join(plot(samples)))
-    print("growth over the last quarter:", ", ".join(f"{name} {share:+.1%}" for name, share in sorted(grown.items())))
-    print("requests:", ", ".join(f"{n} {end}" for end, n in sorted(soak.ends.items())))
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["seconds", "process", "bytes"])
-            rows.writerows((round(at_s, 1), name, size) for at_s, found in samples for name, size in found.items())
-    bad = [name for name, share in grown.items() if share > options.most_growth]
-    unanswered = sum(n for end, n in soak.ends.items() if end.endswith("no answer"))
-    return 1 if bad or unanswered else 0
+    ends.update(soak.ends)
+    return samples
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
 
-from runtime_actor.messages import OWNER_XARG, OwnerTag, RequestAccepted
+from runtime_actor.messages import OWNER_XARG, ExchangeRequest, OwnerTag, RequestAccepted, RequestArrived
 from tests.fault.fault_server import FaultServer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "simulated-model"
 REPLICAS = 2
+ADAPTERS = {"planner": "poet", "coder": "judge", "reviewer": "clerk"}
+"""Of each agent; an engine holds two at once."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,8 @@ def handle() -> Iterator[DeploymentHandle]:
         )
         arguments = {
             "simulated": {"prefill_s_per_token": 0.0, "decode_s_per_token": 0.0},
-            "runtime": {"idle_call_s": 0.1},
+            "runtime": {"idle_call_s": 0.1, "policies": [{"name": "kv_cache"}, {"name": "adapters"}]},
+            "adapters": dict.fromkeys(ADAPTERS.values(), "/nowhere"),
             "replica": {"exchange": {"away_retry_s": 0.1}},
         }
         app = build_llm_deployment(config, deployment_cls=FaultServer, bind_kwargs=arguments)
@@ -54,11 +58,11 @@ def handle() -> Iterator[DeploymentHandle]:
         ray.shutdown()
 
 
-def ask(handle: DeploymentHandle, session: str = "s-1") -> str:
+def ask(handle: DeploymentHandle, session: str = "s-1", model: str = MODEL) -> str:
     """The replica that answered."""
     tag = OwnerTag("w", "a-1", session)
     request = ChatCompletionRequest(
-        model=MODEL,
+        model=model,
         messages=[{"role": "user", "content": "word " * 100}],
         max_tokens=2,
         vllm_xargs={OWNER_XARG: tag.encode()},
@@ -146,3 +150,52 @@ def test_a_dead_engine_ends_its_replica_and_serve_replaces_it(handle: Deployment
     after = until_all(handle, lambda view: view["epoch"])
     assert victim not in after
     assert ask(handle) in after
+
+
+def tell(session: str, agents: Iterable[str], replica: str) -> None:
+    """As a gateway does: each agent's request names its adapter."""
+    number = itertools.count()
+    events = [
+        RequestArrived(
+            f"{session}-{replica}-{next(number)}", time.time(), "w", "w", session, agent, agent, replica,
+            adapter=ADAPTERS[agent],
+        ).to_wire()
+        for agent in agents
+    ]  # fmt: skip
+    actor = ray.get_actor("agent_runtime", namespace="serve")
+    ray.get(actor.exchange.remote(ExchangeRequest("gateway-1", "gateway", 0, 0, events).to_wire()))
+
+
+def until_loaded(handle: DeploymentHandle, replica: str, adapters: set[str]) -> dict[str, int]:
+    """The replica's counters once it holds just these."""
+    deadline_s = time.monotonic() + 60.0
+    while True:
+        row = views(handle).get(replica, {}).get("adapters", {})
+        if set(row.get("loaded", ())) == adapters:
+            counters: dict[str, int] = row["counters"]
+            return counters
+        assert time.monotonic() < deadline_s, row
+
+
+def test_a_replica_in_a_dead_ones_place_has_the_adapters_that_are_forecast_and_serves_any(
+    handle: DeploymentHandle,
+) -> None:
+    before = until_all(handle, lambda view: view["epoch"])
+    for number in range(20):
+        tell(f"taught-{number}", ADAPTERS, next(iter(before)))
+    victim = ask(handle, "s-team", "poet")
+    tell("s-team", ["planner"], victim)
+    until_loaded(handle, victim, {"judge", "clerk"})
+    handle.broadcast("die_if", victim).results(timeout_s=30, return_exceptions=True)
+    after = until_all(handle, lambda view: view["epoch"] and view["replica"] != victim)
+    (successor,) = set(after) - set(before)
+    assert after[successor]["adapters"]["loaded"] == []
+    tell("s-team", ["planner"], successor)
+    counters = until_loaded(handle, successor, {"judge", "clerk"})
+    assert counters["loaded_ahead"] == 2 and "on_demand" not in counters
+    deadline_s = time.monotonic() + 60.0
+    for adapter in ("judge", "poet"):
+        while ask(handle, f"s-{adapter}", adapter) != successor:
+            assert time.monotonic() < deadline_s, f"{adapter} was never asked for there"
+    counters = views(handle)[successor]["adapters"]["counters"]
+    assert counters["hidden"] >= 1 and counters["on_demand"] >= 1, "one was there ahead, one came with its request"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from replicas.adapters import AdapterFailed, AdapterKeeper
 from replicas.simulation.adapters import SimulatedAdapters
 from runtime_actor.errors import EngineBusy
 from runtime_actor.policies.adapters import IDLE_S
+from runtime_actor.runtime import AgentRuntime
 from tests.unit.gateway_bench import Bench
 from tests.unit.runtime_kit import Kit
 
@@ -84,12 +86,74 @@ def test_switched_off_while_it_runs_it_says_no_more() -> None:
     assert kit.exchange(report=kit.report()).adapters
     kit.runtime.set_policy("adapters", {"enabled": False})
     assert kit.exchange(report=kit.report()).adapters == {}
+    kit.runtime.set_policy("adapters", {"enabled": True})
+    assert kit.exchange(report=kit.report()).adapters == {}, "what it said before is not what it says now"
+
+
+# --- after a failure ----------------------------------------------------------------------------------
+
+
+def test_a_replica_that_was_cut_off_hears_again_what_it_needs() -> None:
+    kit = taught()
+    kit.runtime.handle([kit.arrived("s", "a", adapter="poet")])
+    before = kit.exchange(report=kit.report()).adapters
+    kit.clock.advance(kit.runtime.settings.replica_timeout_s + 1.0)
+    assert kit.runtime.state()["replicas"] == [], "it counts as gone"
+    assert kit.exchange(report=kit.report()).adapters == before != {}
+
+
+def test_a_session_may_be_known_before_its_replica() -> None:
+    """As where another replica takes a dead one's place, and its first request is told before its first report."""
+    kit = taught()
+    kit.runtime.handle([kit.arrived("s", "a", adapter="poet", replica="r2")])
+    kit.exchange(report=kit.report())
+    assert set(kit.exchange("r2", report=kit.report("r2")).adapters) == {"judge", "clerk"}
+
+
+def test_values_for_replicas_that_never_report_are_bounded() -> None:
+    kit = taught([{"name": "kv_cache"}, {"name": "adapters"}])
+    most = kit.runtime.settings.max_replicas
+    for number in range(most + 20):
+        kit.runtime.handle([kit.arrived(f"s{number}", "a", adapter="poet", replica=f"made-up-{number}")])
+        kit.exchange(report=kit.report())
+    assert len(kit.runtime._adapters) == most
+    newest = f"made-up-{most + 19}"
+    assert kit.exchange(newest, report=kit.report(newest)).adapters, "the ones told of longest ago go"
+
+
+def test_another_replica_in_a_dead_ones_place_loads_what_is_forecast_and_serves_the_rest_on_demand() -> None:
+    kit = taught()
+    kit.runtime.handle([kit.arrived("s", "a", adapter="poet")])
+    kit.exchange(report=kit.report())
+    made, port = keeper(names=tuple(ADAPTERS.values()))
+    kit.runtime.handle([kit.arrived("s", "a", adapter="poet", replica="r2")])
+    made.take_values(kit.exchange("r2", report=kit.report("r2")).adapters)
+    asyncio.run(made.step())
+    assert held(port) == {"judge", "clerk"} and made.counts["loaded_ahead"] == 2
+    for name, counted in (("judge", "hidden"), ("poet", "on_demand")):
+        made.request_began(name)
+        asyncio.run(port.use(name))
+        assert name in held(port) and made.counts[counted] == 1
+        made.request_ended(name)
+    assert kit.exchange(report=kit.report()).adapters == {}, "nothing is needed where the session was"
+
+
+def test_a_new_actor_knows_an_agents_adapter_from_its_next_request_on() -> None:
+    before = taught()
+    kit = taught([])
+    kit.runtime = AgentRuntime.restore(before.runtime.dump(), before.runtime.settings, 0, kit.clock, epoch=2)
+    kit.exchange(report=kit.report())
+    kit.runtime.handle([kit.arrived("s", "a", adapter="poet")])
+    assert kit.exchange(report=kit.report()).adapters == {}, "which adapters the others have is in no checkpoint"
+    kit.runtime.handle([kit.arrived("s", "b", adapter="judge"), kit.arrived("s", "c", adapter="clerk")])
+    kit.runtime.handle([kit.arrived("s2", "a", adapter="poet")])
+    assert set(kit.exchange(report=kit.report()).adapters) == {"judge", "clerk"}
 
 
 # --- the replica --------------------------------------------------------------------------------------
 
 
-def keeper(slots: int = 2, names: str = "abcd") -> tuple[AdapterKeeper, SimulatedAdapters]:
+def keeper(slots: int = 2, names: Iterable[str] = "abcd") -> tuple[AdapterKeeper, SimulatedAdapters]:
     port = SimulatedAdapters(slots, 0.0)
     return AdapterKeeper(port, frozenset(names)), port
 

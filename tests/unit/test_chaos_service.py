@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fault.chaos.load import OK, Outcome
+from tests.fault.chaos.load import CUT, OK, UNANSWERED, VARIED, WRONG, Load, Outcome
+from tests.fault.chaos.rows import ROWS, _result
 from tests.fault.chaos.service import WINDOW_ANSWERS, service
 
 
@@ -34,3 +35,15 @@ def test_too_few_answers_are_no_rate() -> None:
     outcomes = answers(0, 10, 0.1) + answers(20, 20 + WINDOW_ANSWERS - 1, 1.0)
     found = service(outcomes, fault_s=10.0, whole_s=40.0, remaining=0.5)
     assert (found.again_s, found.meanwhile) == (None, None)
+
+
+def test_only_what_a_fault_can_not_but_cost_may_fail() -> None:
+    load = Load("http://unused", "m", callers=1, turns=1)
+    load.outcomes = [Outcome(kind, 0.0, 1.0) for kind in (OK, VARIED, CUT, "500", "ConnectError", WRONG, UNANSWERED)]
+    state = {"gateway": {"retries": 3}, "agents": [{"requests": 2}]}
+    found = {row.name: _result(row, load, state, state, 0.0, 1.0, "") for row in ROWS}
+    assert all(
+        (result.failed, result.wrong, result.unanswered, result.lost) == (3, 1, 1, 2) for result in found.values()
+    )
+    expected = {"replica killed": 2, "HTTP proxy killed": 2, "actor killed": 3, "calm": 3}
+    assert {name: found[name].unexpected for name in expected} == expected

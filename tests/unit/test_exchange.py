@@ -30,6 +30,7 @@ class Bench:
     switches: list[bool] = field(default_factory=list)
     adapters: list[dict] = field(default_factory=list)
     config_version: int = 0
+    silent_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.events = EventBuffer(max_events=4, max_bytes=1 << 20)
@@ -48,6 +49,7 @@ class Bench:
             on_prefetch_switch=self.switches.append,
             on_adapters=self.adapters.append,
             policies=lambda: [{"name": "adapters"}],
+            silent_s=lambda: self.silent_s,
             next_event_id=lambda: f"r1:{next(numbers)}",
             clock=self.clock,
             settings=self.settings,
@@ -64,6 +66,19 @@ class Bench:
 
 def ended(number: int) -> SessionEnded:
     return SessionEnded(f"e{number}", 0.0, "t", "w", "s")
+
+
+def test_a_stuck_engine_is_reported_as_such() -> None:
+    async def scenario() -> None:
+        bench = Bench(FakeActor(make_reply()))
+        await bench.steps(1)
+        assert bench.report().silent_s == 0.0
+        bench.silent_s = 12.0
+        bench.port.busy = True
+        await bench.steps(1)
+        assert bench.report().silent_s == 12.0, "it still has the last state, and says how little that means"
+
+    asyncio.run(scenario())
 
 
 def test_events_and_report_go_up_and_tables_come_down() -> None:

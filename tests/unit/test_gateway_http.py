@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from runtime_actor.messages import AVOID_XARG, OWNER_XARG, OwnerTag, RequestAccepted
+from serve_app import generation
 from tests.unit.gateway_bench import CHUNK, DONE, KEYS, Answer, Bench, chat_answer
 
 
@@ -285,3 +287,35 @@ def test_the_second_call_avoids_the_replica_that_failed_the_first(bench: Bench) 
     assert bench.chat().status_code == 200
     (first, _), (second, _) = bench.handle.requests
     assert AVOID_XARG not in first.vllm_xargs and second.vllm_xargs[AVOID_XARG] == first.request_id
+
+
+def test_a_request_that_waits_for_a_stuck_engine_goes_to_another_replica(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "LOOK_EVERY_S", 0.001)
+    place = {"resident": {}, "running": 1, "waiting": 0, "block_size": 32, "total_blocks": 9, "age_s": 0.0}
+    silent = {"r1": {**place, "silent_s": 60.0}, "r2": {**place, "silent_s": 0.0}}
+    bench.routing.update_cluster({"replicas": silent, "anchors": {}})
+    # In the router's place.
+    monkeypatch.setattr(
+        bench.handle, "chat", SimpleNamespace(remote=lambda request, raw: sent(bench, request, raw)), raising=True
+    )
+    bench.handle.scripts = [["stall"], [RequestAccepted("r2", 40, 32).to_wire(), Answer()]]
+    answer = bench.chat()
+    assert answer.status_code == 200 and answer.headers["x-agent-runtime-replica"] == "r2"
+    (first, _), (second, _) = bench.handle.requests
+    assert second.vllm_xargs[AVOID_XARG] == first.request_id and bench.handle.cancelled == 1
+
+
+def sent(bench: Bench, request: Any, raw: Any) -> Any:
+    bench.routing.note_sent(request.request_id, "r2" if bench.handle.requests else "r1")
+    return bench.handle._remote(request, raw)
+
+
+def test_an_engine_without_priorities_is_given_none(bench: Bench) -> None:
+    """vLLM refuses any but 0 where its scheduler takes requests as they come."""
+    bench.gateway._settings = dataclasses.replace(bench.gateway._settings, has_priorities=False)
+    bench.handle.items = [RequestAccepted("r1", 40, 32).to_wire(), Answer()]
+    for priority in (4, -1_000_000):
+        assert bench.chat(priority=priority).status_code == 200
+    assert [request.priority for request, _ in bench.handle.requests] == [0, 0]

@@ -11,6 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError, RayChannelError, WorkerCrashedError
 
 from runtime_actor.messages import RequestAccepted
+from serve_app import generation
 from serve_app.generation import ContextLimits, Exchange
 from serve_app.http.errors import ApiError
 from serve_app.streaming import DONE, FAILED_IN_ENGINE, openai_stream
@@ -97,6 +98,32 @@ def test_a_dead_replica_is_replaced_once(first: list[Any]) -> None:
     assert read(exchange(replicas)) == CHUNK + DONE
     assert replicas.retries == 1 and replicas.calls[0].cancelled
     assert replicas.after_failure == [False, True]
+
+
+@pytest.mark.parametrize("first", [["stall"], [ACCEPTED, "stall"]])
+def test_a_request_that_waits_for_a_stuck_engine_is_given_to_another_one(
+    first: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "LOOK_EVERY_S", 0.001)
+    replicas = Replicas(first, [ACCEPTED, CHUNK, DONE])
+    looks = iter([False, False, True])
+    request = exchange(replicas)
+    request.is_stuck = lambda: next(looks)
+    assert read(request) == CHUNK + DONE
+    assert replicas.retries == 1 and replicas.calls[0].cancelled and replicas.after_failure == [False, True]
+
+
+def test_it_is_moved_once_and_a_stream_that_has_begun_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "LOOK_EVERY_S", 0.001)
+    for scripts in ([["stall"], ["stall"]], [[ACCEPTED, CHUNK, "stall"]]):
+        replicas = Replicas(*scripts)
+        request = exchange(replicas, timeout_s=0.2)
+        request.is_stuck = lambda: True
+        if len(scripts) == 2:
+            assert refused(request).status == 504
+        else:
+            assert '"timeout"' in read(request)
+        assert replicas.retries == len(scripts) - 1 and replicas.calls[-1].cancelled
 
 
 def test_two_deaths_are_told() -> None:

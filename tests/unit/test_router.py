@@ -85,6 +85,41 @@ def test_a_session_goes_back_to_its_replica(router: AgentRequestRouter, state: R
     assert all(names(router, BOTH, pending(TAG))[0] == "r2" for _ in range(20))
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_replica_whose_engine_says_nothing_is_the_last_choice(
+    router: AgentRequestRouter, state: RoutingState, monkeypatch: pytest.MonkeyPatch, is_on: bool
+) -> None:
+    state.policies.configure([settings(RoutingPolicy, enabled=is_on)], 16)
+    state.record("w", "s-1", "a-1", "r2", 900)
+    view = {"resident": {}, "running": 1, "waiting": 0, "block_size": 32, "total_blocks": 9, "age_s": 0.0}
+
+    def seen(silent_s: float) -> set[str]:
+        both = {"r1": {**view, "silent_s": 0.0}, "r2": {**view, "silent_s": silent_s}}
+        state.update_cluster({"replicas": both, "anchors": {}})
+        return {names(router, BOTH, pending(TAG))[0] for _ in range(20)}
+
+    assert "r2" in seen(routing_state.STUCK_AFTER_S - 1.0)
+    assert seen(routing_state.STUCK_AFTER_S + 1.0) == {"r1"}
+    assert names(router, [BOTH[1]], pending(TAG)) == ["r2"], "where no other is left it still gets them"
+    received_s = state.view.received_s
+    monkeypatch.setattr(state, "_clock", lambda: received_s + routing_state.STUCK_VIEW_S + 1.0)
+    assert "r2" in {names(router, BOTH, pending(TAG))[0] for _ in range(20)}, "an old view says nothing"
+
+
+def test_a_request_has_a_better_place_where_its_own_is_stuck_and_another_isnt(state: RoutingState) -> None:
+    view = {"resident": {}, "running": 1, "waiting": 0, "block_size": 32, "total_blocks": 9, "age_s": 0.0}
+
+    def seen(first_s: float, second_s: float) -> bool:
+        both = {"r1": {**view, "silent_s": first_s}, "r2": {**view, "silent_s": second_s}}
+        state.update_cluster({"replicas": both, "anchors": {}})
+        return state.has_better_than("q1")
+
+    assert not seen(60.0, 0.0), "nobody knows where it is"
+    state.note_sent("q1", "r1")
+    assert seen(60.0, 0.0)
+    assert not seen(0.0, 60.0) and not seen(60.0, 60.0)
+
+
 def test_it_never_raises(router: AgentRequestRouter, state: RoutingState, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("broken")

@@ -9,9 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_actor.errors import CheckpointError, MessageError
-from runtime_actor.messages import ExchangeReply, ExchangeRequest, OwnerTag, ReplicaReport, event_from_wire
+from runtime_actor.messages import (
+    ExchangeReply,
+    ExchangeRequest,
+    OwnerTag,
+    PrefetchAction,
+    ReplicaReport,
+    RequestAccepted,
+    event_from_wire,
+)
 from runtime_actor.runtime import AgentRuntime
 from runtime_actor.settings import RuntimeSettings
+from serve_app.routing_state import cluster_view
 from tests.unit.runtime_kit import Kit
 
 SCALARS = (
@@ -51,20 +60,39 @@ REPORT = mutated(
 )
 
 
-@given(ANYTHING)
+REPLY = ExchangeReply(1, 1, {"t": b"x"}, [], [["t", "s"]], 1.0, cluster={"replicas": {}, "anchors": {}}).to_wire()
+ACTION = PrefetchAction("p", "t", "a", "s", "d", 1.0, 1.0, b"", None, None).to_wire()
+REQUEST = ExchangeRequest("r1", "replica", 1, 1, [], None).to_wire()
+WIRES = [*EVENTS, KIT.report(), REPLY, ACTION, REQUEST, RequestAccepted("r1", 10, 0).to_wire()]
+PLACE = {"resident": {}, "running": 1, "waiting": 0, "block_size": 32, "total_blocks": 9, "age_s": 0.0, "silent_s": 0.0}
+
+
+@settings(deadline=None, max_examples=1500)
+@given(st.one_of([mutated(wire) for wire in WIRES] + [ANYTHING]))
 def test_decoders_refuse_with_a_message_error(wire: Any) -> None:
     for decode in (
         event_from_wire,
         ExchangeRequest.from_wire,
         ExchangeReply.from_wire,
         ReplicaReport.from_wire,
+        PrefetchAction.from_wire,
+        RequestAccepted.from_wire,
         OwnerTag.decode,
     ):
         with contextlib.suppress(MessageError):
             decode(wire)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
+@given(st.builds(lambda r, a: {"replicas": {"r1": r}, "anchors": a}, mutated(PLACE), st.just({}) | ANYTHING) | ANYTHING)
+def test_a_gateway_takes_a_view_whole_or_refuses_it(wire: Any) -> None:
+    with contextlib.suppress(MessageError):
+        found = cluster_view(wire, 0.0)
+        assert isinstance(found.anchors, dict)
+        assert all(isinstance(place.resident, dict) for place in found.replicas.values())
+
+
+@settings(deadline=None, max_examples=400)
 @given(events=st.lists(EVENT, max_size=6), report=st.none() | REPORT, epoch=st.integers(), version=st.integers())
 def test_the_runtime_survives_any_exchange(events: list[Any], report: Any, epoch: int, version: int) -> None:
     kit = Kit()
@@ -78,7 +106,7 @@ def test_the_runtime_survives_any_exchange(events: list[Any], report: Any, epoch
     assert replayed is not None and replayed.dump() == kit.runtime.shared.learned.dump()
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_a_damaged_dump_is_refused_or_restored_whole(data: st.DataObject) -> None:
     kit = Kit()

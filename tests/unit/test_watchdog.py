@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from replicas.settings import WatchdogSettings
 from replicas.watchdog import EngineWatchdog
 from tests.unit.replica_fakes import FakeClock, FakePort
@@ -55,9 +57,37 @@ def test_silence_with_work_in_flight_is_stuck() -> None:
     assert verdict is not None and "stuck" in verdict
 
 
+def test_it_tells_how_long_the_engine_is_silent() -> None:
+    bench = Bench()
+    bench.look(4.0)
+    assert bench.dog.silent_s == pytest.approx(4.0)
+    bench.look(0.2, progress=True)
+    assert bench.dog.silent_s == 0.0
+
+
+def test_that_nobody_waits_any_more_makes_no_stuck_engine_well() -> None:
+    bench = Bench()
+    bench.look(4.0)
+    bench.busy = False
+    bench.look(4.0)
+    assert bench.dog.silent_s == pytest.approx(8.0)
+    verdict = bench.look(2.4)
+    assert verdict is not None and "stuck" in verdict
+
+
+def test_an_answer_makes_it_well_and_an_idle_one_owes_nothing() -> None:
+    bench = Bench()
+    bench.look(4.0)
+    bench.busy = False
+    bench.look(0.2, progress=True)
+    assert bench.dog.silent_s == 0.0
+    assert bench.look(60.0) is None and bench.dog.silent_s == 0.0
+
+
 def test_load_is_not_stuck() -> None:
     bench = Bench()
     assert bench.look(60.0, progress=True) is None
+    assert bench.dog.silent_s < 1.0
 
 
 def test_an_idle_engine_is_not_stuck_and_work_starts_the_time_anew() -> None:

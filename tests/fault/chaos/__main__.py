@@ -47,7 +47,10 @@ def main() -> int:
             server.stop()
     if options.json:
         options.json.write_text("".join(json.dumps(result.to_dict()) + "\n" for result in results))
-    return 1 if broken or any(result.wrong or result.unanswered for result in results) else 0
+    for result in results:
+        if result.unexpected:
+            print(f"{result.row}: {result.unexpected} requests failed that need not have", file=sys.stderr)
+    return 1 if broken or any(r.wrong or r.unanswered or r.unexpected for r in results) else 0
 
 
 def _parse() -> argparse.Namespace:

@@ -13,7 +13,7 @@ from typing import Any
 from runtime_actor.checkpoint import read_checkpoint
 from runtime_actor.errors import CheckpointError
 from tests.fault import faults
-from tests.fault.chaos.load import OK, UNANSWERED, VARIED, WRONG, Load
+from tests.fault.chaos.load import CUT, OK, UNANSWERED, VARIED, WRONG, Load
 from tests.fault.chaos.server import ChaosServer, counted
 from tests.fault.chaos.service import service
 
@@ -30,25 +30,29 @@ Fault = Callable[[ChaosServer], AbstractContextManager[None]]
 @dataclass(frozen=True, slots=True)
 class Row:
     """`hold_s`: how long the fault lasts; 0 for one that is over at once. `replaces`: a replica is gone, so that all is
-    there again when another one has taken its place. `check` looks at the state afterwards and
-    says in a word what is to be known of it; it raises AssertionError for what must not be."""
+    there again when another one has taken its place. `costs`: kinds of failures that this fault can't but cost. `check`
+    looks at the state afterwards and says in a word what is to be known of it; it raises AssertionError for what must
+    not be."""
 
     name: str
     fault: Fault
     hold_s: float = 0.0
     replaces: bool = False
+    costs: frozenset[str] = frozenset()
     check: Callable[[dict[str, Any]], str] = lambda state: ""
     engines: tuple[str, ...] = ("vllm", "simulated")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Counts of requests; `failed` in words. `longest_gap_s`: without any answer, from the fault on. `whole_s`: from
-    the fault's end until actor and all replicas are there again. `lost`: answered requests that nobody counted."""
+    """Counts of requests; `failed` in words, `unexpected` those of them that the row doesn't allow. `longest_gap_s`:
+    without any answer, from the fault on. `whole_s`: from the fault's end until actor and all replicas are there again.
+    `lost`: answered requests that nobody counted."""
 
     row: str
     requests: int
     failed: int
+    unexpected: int
     retried: int
     wrong: int
     varied: int
@@ -110,6 +114,7 @@ def _result(
         row=row.name,
         requests=sum(kinds.values()),
         failed=sum(failures.values()),
+        unexpected=sum(n for kind, n in failures.items() if kind not in row.costs),
         retried=max(0, after["gateway"]["retries"] - before["gateway"]["retries"]),
         wrong=kinds[WRONG],
         varied=kinds[VARIED],
@@ -151,6 +156,17 @@ def killing(find: Callable[[ChaosServer], int]) -> Fault:
     @contextlib.contextmanager
     def fault(server: ChaosServer) -> Iterator[None]:
         faults.kill(find(server))
+        yield
+
+    return fault
+
+
+def hung_for_good(find: Callable[[ChaosServer], int]) -> Fault:
+    """Nobody lets it go on; whoever misses it has to end it."""
+
+    @contextlib.contextmanager
+    def fault(server: ChaosServer) -> Iterator[None]:
+        faults.pause(find(server))
         yield
 
     return fault
@@ -220,6 +236,12 @@ def loaded_the_newest(state: dict[str, Any]) -> str:
     return ""
 
 
+BEGUN = frozenset({CUT})
+"""A stream whose replica dies after its first token."""
+
+CONNECTIONS = frozenset({"ConnectError", "ReadError", "RemoteProtocolError"})
+"""Those of the process that had them, and attempts at it until it is there again."""
+
 ROWS = (
     Row("calm", nothing, 10.0),
     Row("actor killed", killing(lambda server: server.actor), check=loaded_the_newest),
@@ -234,8 +256,22 @@ ROWS = (
     Row("Ray head (GCS) killed", killing(lambda server: server.head)),
     Row("Ray head and actor killed", head_and_actor_killed, check=loaded_the_newest),
     Row("gateway (ingress) killed", killing(lambda server: server.serving_gateway)),
-    Row("replica killed", killing(lambda server: server.replicas[0]), replaces=True),
-    Row("EngineCore killed", killing(lambda server: server.pids("EngineCore")[0]), replaces=True, engines=("vllm",)),
-    Row("HTTP proxy killed", killing(lambda server: server.pids("ProxyActor")[0])),
+    Row("replica killed", killing(lambda server: server.replicas[0]), replaces=True, costs=BEGUN),
+    Row(
+        "EngineCore killed",
+        killing(lambda server: server.pids("EngineCore")[0]),
+        replaces=True,
+        costs=BEGUN,
+        engines=("vllm",),
+    ),
+    Row("replica hung (SIGSTOP)", lambda server: faults.paused(server.replicas[0]), 60.0, engines=("simulated",)),
+    Row(
+        "EngineCore hung (SIGSTOP)",
+        hung_for_good(lambda server: server.pids("EngineCore")[0]),
+        replaces=True,
+        costs=BEGUN,
+        engines=("vllm",),
+    ),
+    Row("HTTP proxy killed", killing(lambda server: server.pids("ProxyActor")[0]), costs=CONNECTIONS),
     Row("exchange garbled 10 s", between(faults.meddling, garble=True), 10.0),
 )

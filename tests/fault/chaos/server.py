@@ -115,12 +115,15 @@ class ChaosServer:
         return self.pids("ServeReplica", without="Gateway")
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident memory by kind of process, of those that serve; several of a kind are numbered."""
+        """Resident memory of each process that serves, by kind and process id."""
         kinds = {
             "RuntimeActor": "actor",
             "ProxyActor": "proxy",
             "ServeController": "controller",
             "EngineCore": "engine",
+            "VLLM::Worker": "worker",
+            "gcs/gcs_server": "gcs",
+            "raylet/raylet": "raylet",
         }
         found: dict[str, int] = {}
         for process in self.processes():
@@ -129,8 +132,7 @@ class ChaosServer:
             if kind is None and "ServeReplica" in title:
                 kind = "gateway" if "Gateway" in title else "replica"
             if kind is not None:
-                with_number = f"{kind} {process.pid}"
-                found[with_number] = _resident_bytes(process)
+                found[f"{kind} {process.pid}"] = _resident_bytes(process)
         return found
 
     # --- what it says -----------------------------------------------------------------------------------
