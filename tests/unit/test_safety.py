@@ -129,6 +129,35 @@ def test_little_seen_is_no_reason_and_tenants_learn_apart() -> None:
     assert policy.admit(view(agent="c")) is None
 
 
+def test_after_an_agent_that_new_ones_keep_coming_after_nothing_is_strange() -> None:
+    policy = made({"transitions": "refuse", "min_seen": 20})
+    for number in range(60):
+        learn(policy, ["a", "b"], f"taught{number}")
+    learn(policy, "a", "s")
+    assert code(policy.admit(view(agent="c"))) == "unknown_transition"
+    for number in range(3):
+        learn(policy, ["a", f"new{number}"], f"strange{number}")
+    assert policy.admit(view(agent="c")) is None, "63 went on, 3 of them to an agent of their own: that asks for 80"
+    for number in range(3):
+        learn(policy, ["a", f"new{number}"], f"again{number}")
+    assert code(policy.admit(view(agent="c"))) == "unknown_transition", "none of them came only once"
+
+
+def test_what_came_once_is_forgotten_with_its_transition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safety, "MAX_EDGES", 4)
+    policy = made({"transitions": "refuse", "min_seen": 5})
+    for number in range(40):
+        learn(policy, ["a", f"new{number}"], f"taught{number}")
+    assert dict(policy._once) == {("t", "a"): 4}
+    for number in range(40):
+        learn(policy, ["b", "x"], f"others{number}")
+        learn(policy, ["b", "y"], f"more{number}")
+    learn(policy, ["c", "d", "e"], "last")
+    assert dict(policy._once) == {("t", "c"): 1, ("t", "d"): 1}
+    policy.forget("t")
+    assert not policy._once and not policy._left
+
+
 CALLS = [{"type": "function_call", "name": name, "arguments": "{}", "call_id": name} for name in ("read", "send")]
 SPOKEN = [{"role": "user", "content": [{"type": "input_text", "text": "my sk-abcdefgh1"}]}]
 
