@@ -57,16 +57,13 @@ def shuffled(recordings: Sequence[Recording], seed: int) -> list[Recording]:
     return order
 
 
-def show(rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """A line of JSON a row, or a table; all rows have the same keys."""
-    if as_json:
-        print("\n".join(json.dumps(row) for row in rows))
-    elif rows:
-        print("\n".join("| " + " | ".join(cells) + " |" for cells in _cells(rows)))
-
-
-def _cells(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[str]]:
-    yield list(rows[0])
-    yield ["---"] * len(rows[0])
-    for row in rows:
-        yield [f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()]
+def show(rows: Iterable[Mapping[str, Any]], as_json: bool) -> None:
+    """Each row as it comes: a line of JSON, or of a table whose columns are the first row's keys."""
+    for number, row in enumerate(rows):
+        if as_json:
+            print(json.dumps(row), flush=True)
+            continue
+        if number == 0:
+            print(f"| {' | '.join(row)} |\n|{' --- |' * len(row)}")
+        cells = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values())
+        print(f"| {' | '.join(cells)} |", flush=True)

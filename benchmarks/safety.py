@@ -2,8 +2,8 @@
 
     python -m benchmarks.safety [SOURCE] [--set NAME] [--seeds 1,2,3] [--min-seen 1,10,50] [--json]
 
-The policy that serves learns the transitions of one half of a set's sessions (drawn by the seed). In the other half each
-step after a session's first is judged twice: as recorded, which should pass, and with another agent of the set,
+The policy that serves learns the transitions of one half of a set's sessions (drawn by the seed). In the other half
+each step after a session's first is judged twice: as recorded, which should pass, and with another agent of the set,
 drawn by the seed, in the place of the recorded one, which should not. The recorded step is learnt then, as in service,
 the other one isn't. What comes after an agent in some session of the set can't be told from what should: `strange`
 swaps are those that no session of the set has. A step whose rule has seen too little isn't judged and passes.
@@ -74,14 +74,14 @@ def judge(recordings: Sequence[Recording], seed: int, **rule: Any) -> Counter[st
     return counts
 
 
-def row(name: str, recordings: Sequence[Recording], seeds: Sequence[int], label: str, **rule: Any) -> dict[str, Any]:
+def row(name: str, recordings: Sequence[Recording], seeds: Sequence[int], min_seen: int) -> dict[str, Any]:
     """Shares over all seeds; of no step they are 0."""
-    counts: Counter[str] = sum((judge(recordings, seed, **rule) for seed in seeds), Counter())
+    counts: Counter[str] = sum((judge(recordings, seed, min_seen=min_seen) for seed in seeds), Counter())
     steps, strange = max(1, counts["steps"]), max(1, counts["strange"])
     return {
         "set": name,
         "agents": len(agents_of(recordings)),
-        "rule": label,
+        "min_seen": min_seen,
         "steps": counts["steps"],
         "false alarms": counts["alarms"] / steps,
         "swaps refused": counts["seen"] / steps,
@@ -94,14 +94,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = set_parser("safety", __doc__ or "")
     parser.add_argument("--min-seen", type=numbers, default=(1, 10, 50), metavar="N,N", help="50 is the default")
     given = parser.parse_args(arguments)
-    audit_log.setLevel(logging.CRITICAL)
+    audit_log.addHandler(logging.NullHandler())
     sets = given_sets(given, least_sessions=4)
-    rows = [
-        row(name, found, given.seeds, f"min_seen {seen}", min_seen=seen)
-        for name, found in sets.items()
-        for seen in given.min_seen
-    ]
-    show(rows, given.json)
+    cases = ((name, found, seen) for name, found in sets.items() for seen in given.min_seen)
+    show((row(name, found, given.seeds, seen) for name, found, seen in cases), given.json)
 
 
 if __name__ == "__main__":

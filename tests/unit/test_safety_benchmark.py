@@ -39,8 +39,11 @@ def test_where_every_step_is_new_nothing_is_refused(source: Path) -> None:
 def test_the_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(source), "--seeds", "1,2", "--min-seen", "4", "--json"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["set"], row["steps"], row["strange refused"]) for row in rows] == [("chain", 16, 1.0), ("new", 40, 0.0)]
+    assert [(row["set"], row["steps"], row["strange refused"]) for row in rows] == [
+        ("chain", 16, 1.0),
+        ("new", 40, 0.0),
+    ]
     main([str(source), "--set", "chain", "--seeds", "1", "--min-seen", "4"])
-    assert "| chain | 3 | min_seen 4 | 8 | 0.000 | 1.000 | 1.000 | 1.000 |" in capsys.readouterr().out
+    assert "| chain | 3 | 4 | 8 | 0.000 | 1.000 | 1.000 | 1.000 |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no such folder"):
         main([str(source / "nowhere")])
