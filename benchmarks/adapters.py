@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from benchmarks.arguments import agents_of, given_sets, numbers, set_parser, show
@@ -84,7 +84,7 @@ class MostUsed:
         return {agent: count / self._used.total() for agent, count in self._used.items()}
 
 
-SOURCES = {
+SOURCES: dict[str, Callable[[], Source]] = {
     "adapters": Shipped,
     "horizon 1": lambda: Shipped(horizon=1),
     "horizon 4": lambda: Shipped(horizon=4),

@@ -1,6 +1,6 @@
 """What routing finds in the replicas' caches, and how it spreads recorded sessions over them.
 
-    python -m benchmarks.routing [SOURCE] [--set NAME] [--replicas 2,4] [--seeds 1,2,3] [--json]
+    python -m benchmarks.routing [SOURCE] [--set NAME] [--replicas 2,4] [--seeds 1,2] [--json]
 
 `--sessions` sessions a replica run at a time. Replicas are caches of `--caches` mean prompts, with `--order` as the
 order of eviction, and compute what they don't find one prompt after the other, so fast that without any cache they
@@ -10,7 +10,7 @@ replicas reported one exchange before, with the tables of the actor's core, whic
 of the requests doesn't count.
 
 - `stock`: power of two choices. `session`: without a view of the cluster, where only a session's own place counts.
-- `routing`: as shipped. `cache`: without `reach_weight`. `reach`: without `cached_weight`. `reach_weight N`: another.
+- `routing`: as shipped. `cache`: without `reach_weight`. `reach`: without `cached_weight`. The rest: another weight.
 - `one cache`: no routing, all replicas' blocks in one.
 
 `found`: share of prompt blocks; `busiest`: share of requests on one replica; `first token`: mean time to it, as a
@@ -46,13 +46,14 @@ POLICIES: dict[str, dict[str, Any] | None] = {
     "stock": None,
     "session": {},
     "cache": {"reach_weight": 0.0},
-    "reach": {"cached_weight": 0.0},
     "routing": {},
-    "reach_weight 0.25": {"reach_weight": 0.25},
+    "load_weight 0.5": {"load_weight": 0.5},
+    "load_weight 0.25": {"load_weight": 0.25},
+    "reach": {"cached_weight": 0.0},
     "reach_weight 1": {"reach_weight": 1.0},
-    "reach_weight 2": {"reach_weight": 2.0},
 }
 """Options of the policy; None: off."""
+USUAL = ("stock", "session", "cache", "routing", "load_weight 0.5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def make_cluster(trace: Sequence[Request], replicas: int, given: argparse.Namesp
 def rows(
     name: str, recordings: Sequence[Recording], replicas: int, given: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    found: dict[str, list[dict[str, float]]] = {policy: [] for policy in given.policy or POLICIES}
+    found: dict[str, list[dict[str, float]]] = {policy: [] for policy in given.policy or USUAL}
     pooled = []
     for seed in given.seeds:
         settings = TraceSettings(given.sessions * replicas, seed, anchor_tokens=given.anchors, requests=given.requests)
@@ -204,8 +205,9 @@ def rows(
         pooled.append(replay(trace, cluster.blocks * replicas, given.order).hit_rate)
     for policy, cases in found.items():
         means = {key: sum(case[key] for case in cases) / len(cases) for key in cases[0]}
-        low, high = (pick(case["found"] for case in cases) for pick in (min, max))
-        yield {"set": name, "replicas": replicas, "policy": policy, **means, "lowest": low, "highest": high}
+        shares = [case["found"] for case in cases]
+        yield {"set": name, "replicas": replicas, "policy": policy, **means,
+               "lowest": min(shares), "highest": max(shares)}  # fmt: skip
     yield {"set": name, "replicas": replicas, "policy": "one cache", "found": sum(pooled) / len(pooled),
            "busiest": "-", "first token": "-", "lowest": min(pooled), "highest": max(pooled)}  # fmt: skip
 
@@ -213,11 +215,12 @@ def rows(
 def main(arguments: list[str] | None = None) -> None:
     parser = set_parser("routing", __doc__ or "")
     parser.add_argument("--replicas", type=numbers, default=(2, 4), metavar="N,N")
-    parser.add_argument("--policy", action="append", choices=list(POLICIES), help="default: all")
+    parser.add_argument("--policy", action="append", choices=list(POLICIES), help=f"default: {', '.join(USUAL)}")
+    parser.set_defaults(seeds=(1, 2))
     parser.add_argument("--order", choices=list(ONLINE), default="lru")
     parser.add_argument("--caches", type=float, default=12.0)
     parser.add_argument("--sessions", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--load", type=float, default=0.6)
     parser.add_argument("--anchors", type=token_range, default=None, metavar="LOW-HIGH", help="default: as recorded")
     parser.add_argument("--exchange", type=float, default=1.0, help="twice the actor's own interval")
