@@ -226,9 +226,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--exchange", type=float, default=1.0, help="twice the actor's own interval")
     given = parser.parse_args(arguments)
     sets = given_sets(given, least_sessions=4)
-    show(
-        [row for name, found in sets.items() for n in given.replicas for row in rows(name, found, n, given)], given.json
-    )
+    cases = ((name, found, n) for name, found in sets.items() for n in given.replicas)
+    show((row for name, found, n in cases for row in rows(name, found, n, given)), given.json)
 
 
 if __name__ == "__main__":
