@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.arguments import numbers
 from benchmarks.policies.known import ABLATIONS, ONLINE
 from benchmarks.replay import replay, smallest_cache
 from benchmarks.trace_format import Request, TraceError
@@ -119,25 +120,15 @@ def _line(name: str, cases: Sequence[Case], policy: str) -> str:
     return f"{name:52s} {len(cases):5d} {len(shares):4d} {' '.join(figures)} {points:8.2f}"
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 0:
-        raise argparse.ArgumentTypeError(f"expected integers with commas between, got {text!r}")
-    return numbers
-
-
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.gap", description=__doc__)
     arguments.add_argument("source", type=Path)
     arguments.add_argument("--policy", action="append", choices=[*ONLINE, *ABLATIONS], help="default: reach")
     arguments.add_argument("--set", action="append", help="default: all sets of the source")
     arguments.add_argument("--variant", action="append", choices=list(VARIANTS), help="default: all")
-    arguments.add_argument("--concurrency", type=_numbers, default=(1, 8, 32), metavar="N,N")
-    arguments.add_argument("--caches", type=_numbers, default=(3, 6, 12), metavar="N,N")
-    arguments.add_argument("--seeds", type=_numbers, default=(1,), metavar="N,N")
+    arguments.add_argument("--concurrency", type=numbers, default=(1, 8, 32), metavar="N,N")
+    arguments.add_argument("--caches", type=numbers, default=(3, 6, 12), metavar="N,N")
+    arguments.add_argument("--seeds", type=numbers, default=(1,), metavar="N,N")
     arguments.add_argument("--clock", choices=CLOCKS, default="paced")
     arguments.add_argument("--requests", type=int, default=1500, help="0: one pass over the set")
     arguments.add_argument("--json", action="store_true", help="one line a case instead of the table")

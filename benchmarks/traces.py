@@ -118,7 +118,7 @@ def _blocks(session: str, at: int, step: Step, settings: TraceSettings) -> tuple
     return anchor + tuple(f"{stem}:{k}" for k in range(anchor_blocks, total)), anchor_blocks
 
 
-def _token_range(text: str) -> tuple[int, int]:
+def token_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     try:
         bounds = int(low), int(high or low)
@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--variant", choices=VARIANTS, default="history")
     arguments.add_argument("--clock", choices=CLOCKS, default="paced")
     arguments.add_argument("--block-tokens", type=_positive, default=32)
-    arguments.add_argument("--anchor-tokens", type=_token_range, default=None, metavar="LOW-HIGH")
+    arguments.add_argument("--anchor-tokens", type=token_range, default=None, metavar="LOW-HIGH")
     arguments.add_argument("--requests", type=_positive, default=None)
     return arguments
 

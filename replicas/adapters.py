@@ -99,6 +99,8 @@ class AdapterKeeper:
             return
         try:
             self._loaded = await self._port.loaded()
+            # What the engine dropped for another before anybody used it.
+            self.counts["wasted"] += len(self._ahead - self._loaded)
             self._ahead &= self._loaded
             for adapter in sorted(self._values, key=lambda name: (-self._values[name], name))[: self._port.slots]:
                 if adapter not in self._loaded:

@@ -61,10 +61,12 @@ class SafetyPolicy(OwnPolicy[SafetyOptions]):
         self._fails_closed = bool(getattr(settings, "fail_closed", False))
         self._budgets = Budgets()
         self._last: FairMap[str, str] = FairMap(MAX_SESSIONS)
-        self._edges: FairMap[tuple[str, str], bool] = FairMap(MAX_EDGES)
-        """A workload's transitions: (agent before, agent)."""
+        self._edges: FairMap[tuple[str, str], int] = FairMap(MAX_EDGES)
+        """A workload's transitions: (agent before, agent) -> how often."""
         self._left: Counter[tuple[str, str]] = Counter()
         """How often a session went on after (workload, agent), since a transition of it was last forgotten."""
+        self._once: Counter[tuple[str, str]] = Counter()
+        """How many have come after (workload, agent) exactly once; where there are none there is no entry."""
 
     # --- observe ------------------------------------------------------------------------------------
 
@@ -86,18 +88,27 @@ class SafetyPolicy(OwnPolicy[SafetyOptions]):
             return
         self._left[workload, before] += 1
         edges = self._edges.part(workload)
-        edges[before, agent] = True
+        times = edges[before, agent] = edges.get((before, agent), 0) + 1
         edges.move_to_end((before, agent))
+        if times <= 2:
+            self._count_once((workload, before), 1 if times == 1 else -1)
         while len(self._edges) > MAX_EDGES:
             owner, edge = self._edges.oldest(workload)
-            self._edges.pop(owner, edge)
+            if self._edges.pop(owner, edge) == 1:
+                self._count_once((owner, edge[0]), -1)
             del self._left[owner, edge[0]]
+
+    def _count_once(self, key: tuple[str, str], change: int) -> None:
+        self._once[key] += change
+        if not self._once[key]:
+            del self._once[key]
 
     def forget(self, workload: str) -> None:
         self._last.drop(workload)
         self._edges.drop(workload)
-        for key in [key for key in self._left if key[0] == workload]:
-            del self._left[key]
+        for counter in (self._left, self._once):
+            for key in [key for key in counter if key[0] == workload]:
+                del counter[key]
 
     def _charge(self, event: RequestServed) -> None:
         request = event.request
@@ -149,7 +160,11 @@ class SafetyPolicy(OwnPolicy[SafetyOptions]):
         if compiled.rule.transitions == "off":
             return None
         before = self._last.get(request.workload, request.session)
-        if before is None or self._left[request.workload, before] < compiled.rule.min_seen:
+        if before is None:
+            return None
+        # Good and Turing: what comes next is new about as often as what came was seen once.
+        key = request.workload, before
+        if self._left[key] < compiled.rule.min_seen * (1 + self._once[key]):
             return None
         if self._edges.get(request.workload, (before, request.agent)):
             return None

@@ -35,7 +35,7 @@ class AgentRule:
     """The first rule whose tenant and agent fit counts; "*" fits all. Agents are named by the id in
     `x-agent-runtime-agent`. None: no limit. `forbidden_sequences`: tools called in this order, with others
     between them or not. `transitions`: what happens to a request whose agent never came after the session's
-    last one, although that was followed `min_seen` times by others."""
+    last one, although that was followed `min_seen` times by others, and as often again for each that came only once."""
 
     tenant: str = ANY
     agent: str = ANY

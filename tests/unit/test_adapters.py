@@ -181,6 +181,18 @@ def test_the_most_needed_are_loaded_and_the_least_needed_goes() -> None:
     assert held(port) == {"c", "d"}
 
 
+def test_what_the_engine_drops_before_anybody_used_it_is_wasted_too() -> None:
+    made, port = keeper()
+    made.take_values({"a": 0.9, "b": 0.8})
+    asyncio.run(made.step())
+    made.request_began("b")
+    for adapter in "bcd":
+        asyncio.run(port.use(adapter))
+    made.take_values({"c": 0.9})
+    asyncio.run(made.step())
+    assert held(port) == {"c", "d"} and made.counts["wasted"] == 1, "a; b was used"
+
+
 def test_what_is_needed_as_much_stays() -> None:
     made, port = keeper(slots=1)
     made.take_values({"a": 0.5})

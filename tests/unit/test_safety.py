@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtime_actor.errors import ConfigurationError
-from runtime_actor.messages import RequestAccepted, RequestArrived, SessionEnded
+from runtime_actor.messages import RequestAccepted, RequestArrived
 from runtime_actor.policies import safety, safety_rules
 from runtime_actor.policies.base import Refusal, RequestServed, Rewrite
 from runtime_actor.policies.patterns import SCAN_LIMIT_S, Pattern, Scan, ScanTimeout, StreamScanner, compiled
@@ -86,19 +86,6 @@ def learn(policy: SafetyPolicy, chain: Sequence[str], session: str, workload: st
         policy.observe(RequestArrived("e", 0.0, workload, workload, session, agent, "", "r"))
 
 
-@pytest.mark.parametrize(("action", "expected"), [("refuse", "unknown_transition"), ("flag", None), ("off", None)])
-def test_an_agent_that_leaves_its_transitions(action: str, expected: str | None) -> None:
-    policy = made({"transitions": action, "min_seen": 20})
-    for number in range(20):
-        learn(policy, "ab", f"taught{number}")
-    learn(policy, "a", "s")
-    assert policy.admit(view(agent="b")) is None
-    assert code(policy.admit(view(agent="c"))) == expected
-    assert policy.counters() == ({"refused": 1} if action == "refuse" else {"flagged": 1} if action == "flag" else {})
-    policy.observe(SessionEnded("e", 0.0, "t", "t", "s"))
-    assert policy.admit(view(agent="c")) is None, "a session's first agent is no surprise"
-
-
 def test_a_tenant_that_floods_takes_no_rule_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where a session stands, nor what may follow, nor what of a budget is used up."""
     monkeypatch.setattr(safety, "MAX_SESSIONS", 64)
@@ -119,14 +106,6 @@ def test_a_tenant_that_floods_takes_no_rule_from_another(monkeypatch: pytest.Mon
     assert {workload for workload, _ in policy._left} == {"t", "loud"} and len(policy._left) <= 65
     policy.forget("loud")
     assert {workload for workload, _ in policy._left} == {"t"} and not policy._edges.part("loud")
-
-
-def test_little_seen_is_no_reason_and_tenants_learn_apart() -> None:
-    policy = made({"transitions": "refuse", "min_seen": 20})
-    for number in range(25):
-        learn(policy, "ab", f"taught{number}", "u")
-    learn(policy, "a", "s")
-    assert policy.admit(view(agent="c")) is None
 
 
 CALLS = [{"type": "function_call", "name": name, "arguments": "{}", "call_id": name} for name in ("read", "send")]
