@@ -108,15 +108,14 @@ class QuoteIndex:
         `speaker` tells an agent's prompts apart that differ by more than their conversation. What a system text
         shares with another agent's says nothing: prompts of one make share more than a task.
         """
+        known_lines = self._lines.part(tenant)
+        seen_before = known_lines.keys()
+        if seen_before.isdisjoint(conversation) and seen_before.isdisjoint(system):
+            return {}
         votes: Counter[str] = Counter()
         waiting: Counter[tuple[str, int]] = Counter()
-        known_lines = self._lines.part(tenant)
-        if not known_lines:
-            return {}
         is_known = self._homes.part(tenant).get(agent, "") is None
         for lines, may_share in ((conversation, is_known), (system, False)):
-            if known_lines.keys().isdisjoint(lines):
-                continue
             for key, text in lines.items():
                 seen = known_lines.get(key)
                 if seen is None:
@@ -279,43 +278,32 @@ def _lines_of(texts: Iterable[str], known: str = "", known_lines: Lines | None =
         if known_lines is not None and text is known:
             found.update(known_lines)
         else:
-            found |= {hash(line): line for line in _whole_lines(text)}
+            _add_lines(text, found)
         left -= min(len(text), MAX_TEXT_CHARS + 1)
         if (left <= 0 and number + 1 >= ALWAYS_READ) or len(found) >= MAX_LINES_PER_TEXT:
             break
     return found if len(found) <= MAX_LINES_PER_TEXT else dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))
 
 
-def _whole_lines(text: str) -> list[str]:
+def _add_lines(text: str, found: Lines) -> None:
     """The lines and sentences of a text that are long enough, without what marks them in a list; colons are stops."""
     if len(text) > MAX_TEXT_CHARS:
         text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
-    # A character alone is found ten times faster than two, and two from behind, where the first of them, which is
-    # rarer than a space, is what is looked for, twice as fast as from the front.
-    text = text.replace(":", ".")
-    if "." in text:
-        text = "\n".join(text.rsplit(". "))
-    if not text.isascii():
-        return _wide_lines(text)
-    lines = [
-        bare
-        for line in text.split("\n")
-        if len(line) >= LEAST_LINE_CHARS and len(bare := line.lstrip(_MARKS).rstrip(_STOPS)) >= LEAST_LINE_CHARS
-    ]
-    if _ADDRESS not in text:
-        return lines
-    return [bare for line in lines if len(bare := line.removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS]
-
-
-def _wide_lines(text: str) -> list[str]:
-    for stop in _WIDE_STOPS:
-        text = text.replace(stop, "\n")
-    bare = (
-        line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
-        for line in text.split("\n")
-        if len(line) >= LEAST_LINE_SIGNS
-    )
-    return [line for line in bare if worth(line) >= LEAST_LINE_CHARS]
+    is_ascii = text.isascii()
+    if not is_ascii:
+        for stop in _WIDE_STOPS:
+            text = text.replace(stop, "\n")
+    least = LEAST_LINE_CHARS if is_ascii else LEAST_LINE_SIGNS
+    # A character alone is found ten times faster than two, and several from behind, where the first of them, which
+    # is rarer than a space, is what is looked for, twice as fast as from the front.
+    has_address = text.rfind(_ADDRESS) >= 0
+    for line in text.replace(":", ".").replace("\n", ". ").rsplit(". "):
+        if len(line) >= least:
+            bare = line.lstrip(_MARKS).rstrip(_STOPS)
+            if has_address:
+                bare = bare.removeprefix(_ADDRESS)
+            if len(bare) >= LEAST_LINE_CHARS or (not is_ascii and worth(bare) >= LEAST_LINE_CHARS):
+                found[hash(bare)] = bare
 
 
 def worth(text: str) -> int:

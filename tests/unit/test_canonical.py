@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.recognition import canonical
-from serve_app.recognition.canonical import CanonicalDigests, canonical_text, digest_of_tools, strip_billing, text_of
+from serve_app.recognition.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
+from serve_app.recognition.canonical import digest_of_tools as digest_into
 
 SAME = [
     (
@@ -61,6 +64,10 @@ def test_canonical_text_is_stable(text: str) -> None:
 def test_one_part_is_a_string() -> None:
     assert text_of([{"type": "text", "text": "hi"}]) == text_of("hi") == "hi"
     assert text_of(None) == text_of([]) == ""
+
+
+def digest_of_tools(tools: Any) -> bytes:
+    return digest_into(tools, bytearray())
 
 
 def test_tools_by_content_not_order() -> None:
