@@ -28,7 +28,6 @@ _BILLING = re.compile(r"^[ \t]*x-[\w-]*billing-header[ \t]*:[^\n]*(?:\n|\Z)", re
 _SPACES = bytes(0x20 if chr(code).isspace() and code < 0x80 else code for code in range(256))
 
 _DIGITS = b"0123456789"
-_DATE = re.compile(rb" date[ -~]{0,64}?(?:[0-9]|day)")
 _MAY_BE_NOISE = re.compile(r"[0-9]|oday|[iI][dD]")
 
 _encoder = msgspec.json.Encoder(order="sorted")
@@ -133,7 +132,7 @@ class CanonicalDigests:
         if known is not None:
             part.move_to_end(raw)
             return known
-        if _may_hold_noise(self._packed):
+        if _may_hold_noise(tools, self._packed):
             sent = digest_of_tools(_without_noise(tools), self._packed)
         return self._remember(tenant, raw, sent)
 
@@ -143,9 +142,17 @@ class CanonicalDigests:
         return result
 
 
-def _may_hold_noise(packed: bytearray) -> bool:
-    """Whether packed tools have a clock or an id in them, as far as a quick look at words and signs tells."""
-    return _has_sign(packed, b":") or _has_sign(packed, b"-") or _has_date(packed)
+def _may_hold_noise(tools: list[Any], packed: bytearray) -> bool:
+    """Whether tools have a clock or an id in them, as far as a quick look tells: at signs wherever they stand, and at
+    the word before a date without them in what describes a tool, since to look for it everywhere takes 12 us of 60 KB.
+    """
+    if _has_sign(packed, b":") or _has_sign(packed, b"-"):
+        return True
+    try:
+        text = "\n".join([tool["function"]["description"] for tool in tools])
+    except (KeyError, TypeError):  # A tool without a description, or of another form.
+        return True
+    return text.rfind(" date") >= 0 and without_noise(text) != text
 
 
 def _has_sign(packed: bytearray, sign: bytes) -> bool:
@@ -157,16 +164,6 @@ def _has_sign(packed: bytearray, sign: bytes) -> bool:
         if packed[at + 5 : at + 6] == packed[at + 10 : at + 11] == sign:
             return True
         at = packed.find(sign, at + 1)
-    return False
-
-
-def _has_date(packed: bytearray) -> bool:
-    """Whether something like a date follows the word, in the same string."""
-    at = packed.rfind(b" date")
-    while at >= 0:
-        if _DATE.match(packed, at) is not None:
-            return True
-        at = packed.rfind(b" date", 0, at)
     return False
 
 
