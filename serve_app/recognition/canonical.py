@@ -8,6 +8,7 @@ replaced here, for identity only. The prompt itself keeps them, but for billing 
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -132,7 +133,7 @@ class CanonicalDigests:
         if known is not None:
             part.move_to_end(raw)
             return known
-        if _may_hold_noise(tools, self._packed):
+        if _hold_noise(tools, self._packed):
             sent = digest_of_tools(_without_noise(tools), self._packed)
         return self._remember(tenant, raw, sent)
 
@@ -142,17 +143,29 @@ class CanonicalDigests:
         return result
 
 
-def _may_hold_noise(tools: list[Any], packed: bytearray) -> bool:
-    """Whether tools have a clock or an id in them, as far as a quick look tells: at signs wherever they stand, and at
-    the word before a date without them in what describes a tool, since to look for it everywhere takes 12 us of 60 KB.
+def _hold_noise(tools: list[Any], packed: bytearray) -> bool:
+    """Whether a description has a clock or an id in it: looked for where there are signs of one, anywhere in what was
+    packed, or the word before a date without signs in what describes a tool: to find it anywhere takes 12 us more.
     """
     if _has_sign(packed, b":") or _has_sign(packed, b"-"):
-        return True
+        text = "\n".join(_descriptions(tools))
+        return without_noise(text) != text
     try:
         text = "\n".join([tool["function"]["description"] for tool in tools])
     except (KeyError, TypeError):  # A tool without a description, or of another form.
-        return True
+        text = "\n".join(_descriptions(tools))
     return text.rfind(" date") >= 0 and without_noise(text) != text
+
+
+def _descriptions(value: Any) -> Iterator[str]:
+    """Of tools and of their parameters, however deep."""
+    if isinstance(value, dict):
+        if isinstance(text := value.get("description"), str):
+            yield text
+        value = value.values()
+    for inner in value:
+        if isinstance(inner, (dict, list)):
+            yield from _descriptions(inner)
 
 
 def _has_sign(packed: bytearray, sign: bytes) -> bool:
