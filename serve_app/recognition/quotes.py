@@ -12,6 +12,9 @@ Where several sessions have a line, as runs of one task with the same answers do
 exactly one of them waits for it: its answer held the line, no request there has had it since, and the conversation
 that it was an answer in has not gone on.
 
+A turn of a word or two is no line, but it is one together with what was said before it: so a client that sends the
+newest few messages alone goes on with its session.
+
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
 
@@ -45,6 +48,15 @@ ALWAYS_READ = 3
 LEAST_LINE_CHARS = 24
 LEAST_LINE_SIGNS = 16
 """Of Chinese, Japanese and Korean, which say as much with fewer (see `worth`)."""
+
+MAX_SHORT_CHARS = 64
+"""A turn that is longer or has a line of its own is not taken together with what was said before it."""
+
+MAX_BEFORE_CHARS = 256
+"""Of each message before it."""
+
+NEWEST_MESSAGES = 8
+"""Of a conversation, among which short turns are looked for."""
 
 LEAST_EVIDENCE_CHARS = 40
 ANSWER_WEIGHT = 4
@@ -216,8 +228,23 @@ def lines_of_messages(messages: Sequence[dict[str, Any]]) -> Lines:
     return _lines_of(_texts_of(messages))
 
 
-def lines_of_answer(text: str) -> Lines:
-    return _lines_of((text,))
+def lines_of_answer(text: str, before: Sequence[dict[str, Any]] = ()) -> Lines:
+    """Of an answer to a conversation that ends with the messages `before`."""
+    return _lines_of((text,)) or _short_turn(text, before)
+
+
+def _short_turn(text: str, before: Sequence[dict[str, Any]]) -> Lines:
+    """A turn without a line of its own, with as much of what was said before it as makes one; if there is that much.
+
+    Who said what doesn't count: agents of a group chat call each other's turns the user's.
+    """
+    if len(text) > MAX_SHORT_CHARS or not (said := text.strip()) or _lines_of((said,)):
+        return {}
+    for message in reversed(before):
+        said = f"{text_of(message.get('content')).strip()[-MAX_BEFORE_CHARS:]}\n{said}"
+        if worth(said) > LEAST_LINE_CHARS:
+            return {hash(said): said}
+    return {}
 
 
 class Reading:
@@ -251,9 +278,17 @@ class Reading:
         return self._asked
 
     @property
+    def newest(self) -> list[dict[str, Any]]:
+        """The last messages of the conversation, which its answer follows."""
+        return self._conversation[-NEWEST_MESSAGES:]
+
+    @property
     def conversation(self) -> Lines:
         if self._lines is None:
             self._lines = _lines_of(_texts_of(self._conversation), self._opening, self._asked)
+            newest = self.newest
+            for at in range(1, len(newest)):
+                self._lines |= _short_turn(text_of(newest[at].get("content")), newest[:at])
         return self._lines
 
 
