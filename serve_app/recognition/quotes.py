@@ -287,8 +287,10 @@ class Reading:
         if self._lines is None:
             self._lines = _lines_of(_texts_of(self._conversation), self._opening, self._asked)
             newest = self.newest
-            for at in range(1, len(newest)):
-                self._lines |= _short_turn(text_of(newest[at].get("content")), newest[:at])
+            for at, message in enumerate(newest):
+                text = text_of(message.get("content"))
+                if at and len(text) <= MAX_SHORT_CHARS:
+                    self._lines |= _short_turn(text, newest[:at])
         return self._lines
 
 

@@ -90,6 +90,8 @@ class TemplateIndex:
         self._texts: FairMap[str, _Text] = FairMap(MAX_TEXTS)
         self._by_line: FairMap[int, tuple[_Text, ...]] = FairMap(8 * MAX_TEXTS)
         self._sessions: FairMap[str, _Session] = FairMap(MAX_SESSIONS)
+        # Scope -> its only text, None once there are two. One of a scope that was forgotten is not compared any more.
+        self._alone: FairMap[bytes, _Text | None] = FairMap(MAX_TEXTS)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -107,10 +109,11 @@ class TemplateIndex:
             system, asked = read()
             text = _Text(tenant, tuple(asked), tuple(system), sum(map(len, system.values())), scope)
             known[digest] = text
-            seen = self._by_line.part(tenant).keys()
-            has_seen_lines = not (seen.isdisjoint(system) and seen.isdisjoint(asked))
-            text.template = self._template_of(text, {**asked, **system}) if has_seen_lines else None
-            self._remember(text, has_seen_lines)
+            if not self._is_alone(text):
+                seen = self._by_line.part(tenant).keys()
+                has_seen_lines = not (seen.isdisjoint(system) and seen.isdisjoint(asked))
+                text.template = self._template_of(text, {**asked, **system}) if has_seen_lines else None
+                self._remember(text, has_seen_lines)
         known.move_to_end(digest)
         self._texts.trim(tenant)
         template = text.template
@@ -142,6 +145,18 @@ class TemplateIndex:
             for template in (text.template, text.founded):
                 if template is not None:
                     template.returned += 1
+
+    def _is_alone(self, text: _Text) -> bool:
+        """Whether its scope has no other text yet: then nobody has to find it by its sentences."""
+        alone = self._alone.part(text.tenant)
+        if text.scope not in alone:
+            alone[text.scope] = text
+            self._alone.trim(text.tenant)
+            return True
+        if (first := alone[text.scope]) is not None:
+            alone[text.scope] = None
+            self._remember(first, True)
+        return False
 
     def _remember(self, text: _Text, has_seen_lines: bool) -> None:
         by_line = self._by_line.part(text.tenant)
