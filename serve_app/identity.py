@@ -109,12 +109,13 @@ class _Agent(NamedTuple):
 
 @dataclass(slots=True)
 class Resolved:
-    """An identity and what must be recorded when the request is accepted, or released."""
+    """An identity and what must be recorded when the request is accepted, or released; `newest`: its last messages."""
 
     identity: Identity
     agent: _Agent
     claim: Claim | None
     lines: Sequence[int]
+    newest: Sequence[dict[str, Any]]
     accepted: bool = False
 
 
@@ -146,7 +147,7 @@ class IdentityResolver:
             starts_session=source == "new",
             ends_session=_is_final(headers, body),
         )
-        return Resolved(identity, agent, claim, lines)
+        return Resolved(identity, agent, claim, lines, reading.newest)
 
     def accept(self, resolved: Resolved) -> None:
         """Remember the conversation: only now that an engine took the request."""
@@ -173,7 +174,7 @@ class IdentityResolver:
             self.conversations.answered(resolved.claim, turn_of((text,)) if turn is None else turn, is_cut)
         if text:
             identity = resolved.identity
-            lines = lines_of_answer(text)
+            lines = lines_of_answer(text, resolved.newest)
             self.quotes.note_answer(identity.tenant, lines, identity.session, resolved.agent.speaker)
 
     def refuse(self, resolved: Resolved) -> None:

@@ -12,6 +12,9 @@ Where several sessions have a line, as runs of one task with the same answers do
 exactly one of them waits for it: its answer held the line, no request there has had it since, and the conversation
 that it was an answer in has not gone on.
 
+A turn of a word or two is no line, but it is one together with what was said before it: so a client that sends the
+newest few messages alone goes on with its session.
+
 A first-time agent never joins by text it was given: two strangers may use one framework's wording.
 """
 
@@ -45,6 +48,15 @@ ALWAYS_READ = 3
 LEAST_LINE_CHARS = 24
 LEAST_LINE_SIGNS = 16
 """Of Chinese, Japanese and Korean, which say as much with fewer (see `worth`)."""
+
+MAX_SHORT_CHARS = 64
+"""A turn that is longer or has a line of its own is not taken together with what was said before it."""
+
+MAX_BEFORE_CHARS = 256
+"""Of each message before it."""
+
+NEWEST_MESSAGES = 8
+"""Of a conversation, among which short turns are looked for."""
 
 LEAST_EVIDENCE_CHARS = 40
 ANSWER_WEIGHT = 4
@@ -108,15 +120,14 @@ class QuoteIndex:
         `speaker` tells an agent's prompts apart that differ by more than their conversation. What a system text
         shares with another agent's says nothing: prompts of one make share more than a task.
         """
+        known_lines = self._lines.part(tenant)
+        seen_before = known_lines.keys()
+        if seen_before.isdisjoint(conversation) and seen_before.isdisjoint(system):
+            return {}
         votes: Counter[str] = Counter()
         waiting: Counter[tuple[str, int]] = Counter()
-        known_lines = self._lines.part(tenant)
-        if not known_lines:
-            return {}
         is_known = self._homes.part(tenant).get(agent, "") is None
         for lines, may_share in ((conversation, is_known), (system, False)):
-            if known_lines.keys().isdisjoint(lines):
-                continue
             for key, text in lines.items():
                 seen = known_lines.get(key)
                 if seen is None:
@@ -217,8 +228,23 @@ def lines_of_messages(messages: Sequence[dict[str, Any]]) -> Lines:
     return _lines_of(_texts_of(messages))
 
 
-def lines_of_answer(text: str) -> Lines:
-    return _lines_of((text,))
+def lines_of_answer(text: str, before: Sequence[dict[str, Any]] = ()) -> Lines:
+    """Of an answer to a conversation that ends with the messages `before`."""
+    return _lines_of((text,)) or _short_turn(text, before)
+
+
+def _short_turn(text: str, before: Sequence[dict[str, Any]]) -> Lines:
+    """A turn without a line of its own, with as much of what was said before it as makes one; if there is that much.
+
+    Who said what doesn't count: agents of a group chat call each other's turns the user's.
+    """
+    if len(text) > MAX_SHORT_CHARS or not (said := text.strip()) or _lines_of((said,)):
+        return {}
+    for message in reversed(before):
+        said = f"{text_of(message.get('content')).strip()[-MAX_BEFORE_CHARS:]}\n{said}"
+        if worth(said) > LEAST_LINE_CHARS:
+            return {hash(said): said}
+    return {}
 
 
 class Reading:
@@ -252,9 +278,19 @@ class Reading:
         return self._asked
 
     @property
+    def newest(self) -> list[dict[str, Any]]:
+        """The last messages of the conversation, which its answer follows."""
+        return self._conversation[-NEWEST_MESSAGES:]
+
+    @property
     def conversation(self) -> Lines:
         if self._lines is None:
             self._lines = _lines_of(_texts_of(self._conversation), self._opening, self._asked)
+            newest = self.newest
+            for at, message in enumerate(newest):
+                text = text_of(message.get("content"))
+                if at and len(text) <= MAX_SHORT_CHARS:
+                    self._lines |= _short_turn(text, newest[:at])
         return self._lines
 
 
@@ -279,43 +315,32 @@ def _lines_of(texts: Iterable[str], known: str = "", known_lines: Lines | None =
         if known_lines is not None and text is known:
             found.update(known_lines)
         else:
-            found |= {hash(line): line for line in _whole_lines(text)}
+            _add_lines(text, found)
         left -= min(len(text), MAX_TEXT_CHARS + 1)
         if (left <= 0 and number + 1 >= ALWAYS_READ) or len(found) >= MAX_LINES_PER_TEXT:
             break
     return found if len(found) <= MAX_LINES_PER_TEXT else dict(itertools.islice(found.items(), MAX_LINES_PER_TEXT))
 
 
-def _whole_lines(text: str) -> list[str]:
+def _add_lines(text: str, found: Lines) -> None:
     """The lines and sentences of a text that are long enough, without what marks them in a list; colons are stops."""
     if len(text) > MAX_TEXT_CHARS:
         text = text[: MAX_TEXT_CHARS // 2] + "\n" + text[-MAX_TEXT_CHARS // 2 :]
-    # A character alone is found ten times faster than two, and two from behind, where the first of them, which is
-    # rarer than a space, is what is looked for, twice as fast as from the front.
-    text = text.replace(":", ".")
-    if "." in text:
-        text = "\n".join(text.rsplit(". "))
-    if not text.isascii():
-        return _wide_lines(text)
-    lines = [
-        bare
-        for line in text.split("\n")
-        if len(line) >= LEAST_LINE_CHARS and len(bare := line.lstrip(_MARKS).rstrip(_STOPS)) >= LEAST_LINE_CHARS
-    ]
-    if _ADDRESS not in text:
-        return lines
-    return [bare for line in lines if len(bare := line.removeprefix(_ADDRESS)) >= LEAST_LINE_CHARS]
-
-
-def _wide_lines(text: str) -> list[str]:
-    for stop in _WIDE_STOPS:
-        text = text.replace(stop, "\n")
-    bare = (
-        line.lstrip(_MARKS).rstrip(_STOPS).removeprefix(_ADDRESS)
-        for line in text.split("\n")
-        if len(line) >= LEAST_LINE_SIGNS
-    )
-    return [line for line in bare if worth(line) >= LEAST_LINE_CHARS]
+    is_ascii = text.isascii()
+    if not is_ascii:
+        for stop in _WIDE_STOPS:
+            text = text.replace(stop, "\n")
+    least = LEAST_LINE_CHARS if is_ascii else LEAST_LINE_SIGNS
+    # A character alone is found ten times faster than two, and several from behind, where the first of them, which
+    # is rarer than a space, is what is looked for, twice as fast as from the front.
+    has_address = text.rfind(_ADDRESS) >= 0
+    for line in text.replace(":", ".").replace("\n", ". ").rsplit(". "):
+        if len(line) >= least:
+            bare = line.lstrip(_MARKS).rstrip(_STOPS)
+            if has_address:
+                bare = bare.removeprefix(_ADDRESS)
+            if len(bare) >= LEAST_LINE_CHARS or (not is_ascii and worth(bare) >= LEAST_LINE_CHARS):
+                found[hash(bare)] = bare
 
 
 def worth(text: str) -> int:

@@ -14,7 +14,7 @@ further sessions were fixed roles after all: a template with many of them is giv
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from runtime_actor.fair_map import FairMap
@@ -52,16 +52,24 @@ class Template:
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """One system text: its sentences, where it was sent, and the template it belongs to or gave rise to."""
+    """One system text, where it was sent, and the template it belongs to or gave rise to.
+
+    `asked` and `system`: keys of the sentences of the first user's message and its own; `chars`: of its own.
+    """
 
     tenant: str
-    lines: dict[int, int]
+    asked: tuple[int, ...]
     system: tuple[int, ...]
+    chars: int
     scope: bytes
     place: tuple[str, str] | None = None
     template: Template | None = None
     founded: Template | None = None
     is_fixed: bool = False
+
+    @property
+    def lines(self) -> dict[int, None]:
+        return dict.fromkeys((*self.asked, *self.system))
 
 
 @dataclass(slots=True)
@@ -82,6 +90,8 @@ class TemplateIndex:
         self._texts: FairMap[str, _Text] = FairMap(MAX_TEXTS)
         self._by_line: FairMap[int, tuple[_Text, ...]] = FairMap(8 * MAX_TEXTS)
         self._sessions: FairMap[str, _Session] = FairMap(MAX_SESSIONS)
+        # Scope -> its only text, None once there are two. One of a scope that was forgotten is not compared any more.
+        self._alone: FairMap[bytes, _Text | None] = FairMap(MAX_TEXTS)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -97,12 +107,13 @@ class TemplateIndex:
         text = known.get(digest)
         if text is None:
             system, asked = read()
-            said = {**asked, **system}
-            lines = dict(zip(said, map(len, said.values()), strict=True))
-            text = known[digest] = _Text(tenant, lines, tuple(system), scope)
-            seen = not self._by_line.part(tenant).keys().isdisjoint(lines)
-            text.template = self._template_of(text, said) if seen else None
-            self._remember(text, seen)
+            text = _Text(tenant, tuple(asked), tuple(system), sum(map(len, system.values())), scope)
+            known[digest] = text
+            if not self._is_alone(text):
+                seen = self._by_line.part(tenant).keys()
+                has_seen_lines = not (seen.isdisjoint(system) and seen.isdisjoint(asked))
+                text.template = self._template_of(text, {**asked, **system}) if has_seen_lines else None
+                self._remember(text, has_seen_lines)
         known.move_to_end(digest)
         self._texts.trim(tenant)
         template = text.template
@@ -135,29 +146,41 @@ class TemplateIndex:
                 if template is not None:
                     template.returned += 1
 
+    def _is_alone(self, text: _Text) -> bool:
+        """Whether its scope has no other text yet: then nobody has to find it by its sentences."""
+        alone = self._alone.part(text.tenant)
+        if text.scope not in alone:
+            alone[text.scope] = text
+            self._alone.trim(text.tenant)
+            return True
+        if (first := alone[text.scope]) is not None:
+            alone[text.scope] = None
+            self._remember(first, True)
+        return False
+
     def _remember(self, text: _Text, has_seen_lines: bool) -> None:
         by_line = self._by_line.part(text.tenant)
-        new: Iterable[int] = text.lines
-        if has_seen_lines:
-            new = [key for key in text.lines if key not in by_line]
-            for key in [key for key in text.lines if key in by_line]:
-                by_line[key] = (*by_line[key], text)[-MAX_TEXTS_PER_LINE:]
-                by_line.move_to_end(key)
         alone = (text,)
-        for key in new:
-            by_line[key] = alone
+        if not has_seen_lines:
+            for keys in (text.asked, text.system):
+                for key in keys:
+                    by_line[key] = alone
+        else:
+            for key in text.lines:
+                by_line[key] = (*by_line.get(key, ()), text)[-MAX_TEXTS_PER_LINE:]
+                by_line.move_to_end(key)
         self._by_line.trim(text.tenant)
 
     def _template_of(self, text: _Text, said: dict[int, str]) -> Template | None:
-        like = self._alike(text)
+        like = self._alike(text, said)
         for other in like[:MAX_CANDIDATES]:
             template = other.template or other.founded
             if template is not None and not template.is_given_up:
-                if self._fits(text, template):
+                if self._fits(said, template):
                     return template
-            elif not other.is_fixed and self._is_slot(text.lines, other):
+            elif not other.is_fixed and self._is_slot(said, other):
                 return self._found(said, other, like)
-        cases = [other for other in like if _share(text, other) >= LEAST_SHARE]
+        cases = [other for other in like if _share(text, other, said) >= LEAST_SHARE]
         if not self._are_cases(cases):
             return None
         template = self._found(said, cases[0], like)
@@ -170,34 +193,33 @@ class TemplateIndex:
 
         Its name depends on the common text alone, so that it outlives this process.
         """
-        fixed = {key: size for key, size in other.lines.items() if key in said}
-        common = "\n".join(sorted(said[key] for key in fixed))
-        template = Template(hashlib.blake2b(common.encode(), digest_size=16).digest(), fixed)
-        other.founded = template
+        common = {key: said[key] for key in other.lines if key in said}
+        name = hashlib.blake2b("\n".join(sorted(common.values())).encode(), digest_size=16).digest()
+        template = other.founded = Template(name, {key: len(line) for key, line in common.items()})
         for earlier in like:
-            if fixed.keys() <= earlier.lines.keys() and self._is_slot(fixed, earlier):
+            if common.keys() <= earlier.lines.keys() and self._is_slot(common, earlier):
                 _adopt(earlier, template)
         return template
 
-    def _alike(self, text: _Text) -> list[_Text]:
+    def _alike(self, text: _Text, said: dict[int, str]) -> list[_Text]:
         """Texts of the same scope that share sentences with this one, most first."""
         by_line = self._by_line.part(text.tenant)
         shared: Counter[_Text] = Counter()
-        for key, size in text.lines.items():
+        for key, line in said.items():
             for other in by_line.get(key, ()):
                 if other.scope == text.scope:
-                    shared[other] += size
+                    shared[other] += len(line)
         return [other for other, size in shared.most_common() if size >= LEAST_SHARED_CHARS]
 
-    def _fits(self, text: _Text, template: Template) -> bool:
-        kept = {key: size for key, size in template.fixed.items() if key in text.lines}
+    def _fits(self, said: dict[int, str], template: Template) -> bool:
+        kept = {key: size for key, size in template.fixed.items() if key in said}
         if sum(kept.values()) < LEAST_KEPT * sum(template.fixed.values()):
             return False
         template.fixed = kept
         template.texts += 1
         return True
 
-    def _is_slot(self, kept: Mapping[int, int], other: _Text) -> bool:
+    def _is_slot(self, kept: Mapping[int, str], other: _Text) -> bool:
         """Whether all that `kept` lacks of `other` was its session's own, and shared there."""
         lacking = [key for key in other.lines if key not in kept]
         if not lacking or other.place is None:
@@ -223,12 +245,7 @@ def _adopt(text: _Text, template: Template) -> None:
         template.texts += 1
 
 
-def _share(text: _Text, other: _Text) -> float:
+def _share(text: _Text, other: _Text, said: dict[int, str]) -> float:
     """How much of the longer system text the two have in common."""
-    said, others = _sizes(text), _sizes(other)
-    common = sum(size for key, size in said.items() if key in others)
-    return common / max(sum(said.values()), sum(others.values()), 1)
-
-
-def _sizes(text: _Text) -> dict[int, int]:
-    return {key: text.lines[key] for key in text.system}
+    common = sum(len(said[key]) for key in {*text.system} & {*other.system})
+    return common / max(text.chars, other.chars, 1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.recognition import canonical
-from serve_app.recognition.canonical import CanonicalDigests, canonical_text, digest_of_tools, strip_billing, text_of
+from serve_app.recognition.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
+from serve_app.recognition.canonical import digest_of_tools as digest_into
 
 SAME = [
     (
@@ -61,6 +64,10 @@ def test_canonical_text_is_stable(text: str) -> None:
 def test_one_part_is_a_string() -> None:
     assert text_of([{"type": "text", "text": "hi"}]) == text_of("hi") == "hi"
     assert text_of(None) == text_of([]) == ""
+
+
+def digest_of_tools(tools: Any) -> bytes:
+    return digest_into(tools, bytearray())
 
 
 def test_tools_by_content_not_order() -> None:
@@ -151,3 +158,40 @@ def test_what_a_tool_says_of_now_is_no_content(one: str, other: str, is_same: bo
 
     digests = CanonicalDigests()
     assert (digests.of_tools("t", tools(one)) == digests.of_tools("t", tools(other))) == is_same
+
+
+def described(tool: str, parameter: str) -> list[dict[str, Any]]:
+    inner = {"type": "object", "properties": {"at": {"type": "string", "description": parameter}}}
+    properties = {"where": {"type": "array", "items": inner, "description": "Places to look at."}}
+    function = {"name": "look", "description": tool, "parameters": {"type": "object", "properties": properties}}
+    return [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Not before 2026-03-09T06:00:31Z.", "Not before 2026-11-30T16:20:05Z."),
+        ("It is 18:30:05 now.", "It is 07:05:59 now."),
+        ("Run 550e8400-e29b-41d4-a716-446655440000.", "Run 6ba7b810-9dad-11d1-80b4-00c04fd430c8."),
+    ],
+)
+def test_a_clock_or_id_in_a_description_of_a_tool_or_deep_in_its_parameters_is_noise(one: str, other: str) -> None:
+    digests = CanonicalDigests()
+    in_parameters = [digests.of_tools("t", described("Looks.", text)) for text in (one, other)]
+    in_tool = [digests.of_tools("t", described(text, "When.")) for text in (one, other)]
+    assert in_parameters[0] == in_parameters[1] != in_tool[0] == in_tool[1]
+
+
+@pytest.mark.parametrize(("one", "other"), [("At most 10-20.", "At most 10-30."), ("Since 2021.", "Since 2022.")])
+def test_a_number_in_a_parameter_is_no_noise(one: str, other: str) -> None:
+    digests = CanonicalDigests()
+    assert digests.of_tools("t", described("Looks.", one)) != digests.of_tools("t", described("Looks.", other))
+
+
+def test_a_clock_in_a_default_or_among_choices_makes_another_tool() -> None:
+    """They are values that an answer may hold, not wording."""
+    digests = CanonicalDigests()
+    tools = [described("Looks.", "When.") for _ in range(2)]
+    for tool, value in zip(tools, ("2026-03-09T06:00:31Z", "2026-03-10T06:00:31Z"), strict=True):
+        tool[0]["function"]["parameters"]["default"] = value
+    assert digests.of_tools("t", tools[0]) != digests.of_tools("t", tools[1])
