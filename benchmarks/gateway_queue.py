@@ -15,13 +15,11 @@ import argparse
 import asyncio
 import contextlib
 import json
-import secrets
 import selectors
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from benchmarks.queue_scenes import Ask, Outcome, deadlines, flood
-from benchmarks.queue_served import ALONE, NONE, TENANTS, Plan, Served, own_server, rounds, served_at, together
+from benchmarks.queue_scenes import ALONE, NONE, Ask, Outcome, deadlines, flood
 from replicas.simulation.cache import Prompt
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.messages import OwnerTag, RequestAccepted
@@ -167,25 +165,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _on_vllm(given: argparse.Namespace) -> None:
     """A line a cell, and then one for all cells of a policy."""
+    # Here, since the simulated engine needs no Ray.
+    from benchmarks import queue_served  # noqa: PLC0415
+
     policies = ((ALONE,) if given.scene == "flood" else ()) + tuple(given.policy or [NONE])
-    plan = Plan(given.scene, policies, given.rounds, given.minutes, given.seed)
-    with _server(given) as served:
-        cells: dict[str, list[Outcome]] = {}
-        for policy, outcome in rounds(served, plan):
+    plan = queue_served.Plan(given.scene, policies, given.rounds, given.minutes, given.seed)
+    cells: dict[str, list[Outcome]] = {}
+    with queue_served.server(given.url, given.keys, given.operator_key, given.replicas) as served:
+        for policy, outcome in queue_served.rounds(served, plan):
             cells.setdefault(policy, []).append(outcome)
             _print(policy, outcome, round=len(cells[policy]))
-        served.switch(())
     for policy, outcomes in cells.items():
-        _print(policy, together(outcomes), rounds=len(outcomes))
-
-
-def _server(given: argparse.Namespace) -> contextlib.AbstractContextManager[Served]:
-    salt = secrets.token_hex(4)
-    if given.url is None:
-        return own_server(given.replicas, salt)
-    return contextlib.nullcontext(
-        served_at(given.url, dict(zip(TENANTS, given.keys, strict=True)), given.operator_key, salt)
-    )
+        _print(policy, queue_served.together(outcomes), rounds=len(outcomes))
 
 
 def _print(policy: str, outcome: Outcome, **about: int) -> None:

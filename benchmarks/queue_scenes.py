@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+ALONE, NONE = "alone", "none"
+"""Beside names of policies: the light tenant without the heavy one, and no policy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:

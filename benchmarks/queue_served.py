@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
@@ -17,12 +17,11 @@ from benchmarks.engine.drive import REQUEST_TIMEOUT_S, Endpoint, HttpSender, Sam
 from benchmarks.engine.schedule import Prompt
 from benchmarks.engine.servers import Machine, RuntimeApi, started
 from benchmarks.engine.text import ROOM_FOR_TEMPLATE, ModelText
-from benchmarks.queue_scenes import Ask, Outcome, short_burst, short_deadlines, short_flood
+from benchmarks.queue_scenes import ALONE, Ask, Outcome, short_burst, short_deadlines, short_flood
 from cluster.embedded_model import ensure_embedded_model
 from serve_app.policies.desk import SLO_HEADER
 
 BLOCKS = 400
-ALONE, NONE = "alone", "none"
 SWITCHED = ("fairness", "deadline")
 TENANTS = ("heavy", "light")
 
@@ -147,16 +146,23 @@ def together(cells: Sequence[Outcome]) -> Outcome:
 
 
 @contextmanager
-def own_server(replicas: int, salt: str) -> Iterator[Served]:
-    """Real vLLM with the embedded model on a Ray of its own. Raises LaunchError, StopRequested."""
-    with started(Machine(replicas=replicas, blocks=BLOCKS, with_stock=False)) as servers:
-        keys = dict(zip(TENANTS, servers.keys, strict=False))
-        yield served_at(servers.url, keys, servers.operator_key, salt)
+def server(url: str | None, keys: Sequence[str], operator_key: str, replicas: int) -> Iterator[Served]:
+    """The one at `url`, or real vLLM with the embedded model on a Ray of its own; both policies are off in the end.
 
-
-def served_at(url: str, keys: dict[str, str], operator_key: str, salt: str) -> Served:
-    """A server that runs. Raises ServerError."""
-    api = RuntimeApi(url, operator_key)
-    model = api.model()
-    endpoints: dict[str, Any] = {tenant: Endpoint(url, model, key) for tenant, key in keys.items()}
-    return Served(api, endpoints, ModelText(ensure_embedded_model()), salt)
+    Raises:
+        LaunchError: it didn't start.
+        ServerError: it doesn't answer, or doesn't list the policies.
+        StopRequested: a signal came.
+    """
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            own = stack.enter_context(started(Machine(replicas=replicas, blocks=BLOCKS, with_stock=False)))
+            url, keys, operator_key = own.url, own.keys[: len(TENANTS)], own.operator_key
+        api = RuntimeApi(url, operator_key)
+        model = api.model()
+        endpoints = {tenant: Endpoint(url, model, key) for tenant, key in zip(TENANTS, keys, strict=True)}
+        served = Served(api, endpoints, ModelText(ensure_embedded_model()), secrets.token_hex(4))
+        try:
+            yield served
+        finally:
+            served.switch(())
