@@ -19,7 +19,7 @@ import selectors
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from benchmarks.queue_scenes import ALONE, NONE, Ask, Outcome, deadlines, flood
+from benchmarks.queue_scenes import ALONE, NONE, SWITCHED, Ask, Outcome, deadlines, flood
 from replicas.simulation.cache import Prompt
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.messages import OwnerTag, RequestAccepted
@@ -134,8 +134,14 @@ def play(asks: Sequence[Ask], policies: Sequence[dict[str, Any]]) -> Outcome:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
     if given.engine == "vllm":
+        wrong = {name for names in given.policy for name in names.split("+")} - {NONE, *SWITCHED}
+        if wrong:
+            parser.error(
+                f"--policy: {', '.join(sorted(wrong))}; with --engine vllm allowed: {NONE}, {', '.join(SWITCHED)}"
+            )
         _on_vllm(given)
         return
     if given.scene == "flood":

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 ALONE, NONE = "alone", "none"
 """Beside names of policies: the light tenant without the heavy one, and no policy."""
 
+SWITCHED = ("fairness", "deadline")
+"""The policies that a server's operator switches between cells."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:

@@ -17,12 +17,11 @@ from benchmarks.engine.drive import REQUEST_TIMEOUT_S, Endpoint, HttpSender, Sam
 from benchmarks.engine.schedule import Prompt
 from benchmarks.engine.servers import Machine, RuntimeApi, started
 from benchmarks.engine.text import ROOM_FOR_TEMPLATE, ModelText
-from benchmarks.queue_scenes import ALONE, Ask, Outcome, short_burst, short_deadlines, short_flood
+from benchmarks.queue_scenes import ALONE, SWITCHED, Ask, Outcome, short_burst, short_deadlines, short_flood
 from cluster.embedded_model import ensure_embedded_model
 from serve_app.policies.desk import SLO_HEADER
 
 BLOCKS = 400
-SWITCHED = ("fairness", "deadline")
 TENANTS = ("heavy", "light")
 
 
@@ -114,14 +113,16 @@ class Plan:
 
 
 def rounds(served: Served, plan: Plan, clock: Callable[[], float] = time.monotonic) -> Iterator[tuple[str, Outcome]]:
-    """Each cell's policy and what came of it. The load is scaled to what the server was seen to serve at first."""
+    """Each cell's policy and what came of it. A round's load is scaled to what the server serves just before it: on a
+    machine that does other things too that is not the same for long."""
     began_s = clock()
     served.switch(())
-    served.play(short_burst())
-    served_per_s = len(short_burst()) / served.play(short_burst()).last_s
+    served.play(short_burst())  # what is slow only once
     for number in range(plan.rounds):
         if clock() - began_s > 60.0 * plan.minutes:
             return
+        served.switch(())
+        served_per_s = len(short_burst()) / served.play(short_burst()).last_s
         seed = plan.seed * 1000 + number
         for policy in plan.policies if number % 2 == 0 else plan.policies[::-1]:
             if policy == ALONE:

@@ -41,7 +41,10 @@ def test_policies_take_turns_in_both_directions_and_ask_the_same() -> None:
     assert [policy for policy, _ in rounds(served, plan)] == [
         "alone", "none", "fairness", "fairness", "none", "alone",
     ]  # fmt: skip
-    cells = served.played[2:]
+    assert [on for on, asks in served.played if asks == short_burst()] == [(), (), ()], (
+        "once more, and before each round"
+    )
+    cells = [(on, asks) for on, asks in served.played if asks != short_burst()]
     assert [on for on, _ in cells] == [(), (), ("fairness",), ("fairness",), (), ()]
     assert cells[1][1] == cells[2][1] != cells[3][1] == cells[4][1]
     assert len(cells[0][1]) == LIGHT_REQUESTS and len(cells[1][1]) == LIGHT_REQUESTS + HEAVY_REQUESTS
@@ -51,7 +54,7 @@ def test_policies_take_turns_in_both_directions_and_ask_the_same() -> None:
 
 
 def test_no_round_begins_late() -> None:
-    times = iter((0.0, 1.0, 61.0))
+    times = iter((0.0, 1.0, 61.0))  # began, the first round, the second
     plan = Plan("deadlines", ("none", "deadline"), 9, 1.0, 1)
     assert len(list(rounds(Playing(), plan, lambda: next(times)))) == 2
 
