@@ -1,10 +1,12 @@
-"""What the gateway's queue does to time to first token, on the simulated engine and in virtual time.
+"""What the gateway's queue does to time to first token, on the simulated engine in virtual time or on real vLLM.
 
-    python -m benchmarks.gateway_queue flood --policy none --policy fairness
-    python -m benchmarks.gateway_queue deadlines --policy none --policy deadline
+    python -m benchmarks.gateway_queue flood --policy none --policy fairness [--engine vllm]
+    python -m benchmarks.gateway_queue deadlines --policy none --policy deadline [--engine vllm]
 
-The desk, its queue and the policies are the gateway's own; the engine is `replicas.simulation` with its cost
-model. Each policy gets the same requests, at the same times.
+Simulated, the desk, its queue and the policies are the gateway's own; the engine is `replicas.simulation` with its cost
+model. On vLLM a whole server is started (or `--url` names one), with the embedded model; policies are switched
+in it and take turns for some rounds, so that what else the machine does meets all alike, and the load is scaled to what
+the server serves. Each policy gets the same requests, at the same times.
 """
 
 from __future__ import annotations
@@ -13,12 +15,11 @@ import argparse
 import asyncio
 import contextlib
 import json
-import random
 import selectors
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from benchmarks.queue_scenes import ALONE, NONE, SWITCHED, Ask, Outcome, deadlines, flood
 from replicas.simulation.cache import Prompt
 from replicas.simulation.engine import CostModel, SimulatedCore, SimulatedRequest
 from runtime_actor.messages import OwnerTag, RequestAccepted
@@ -63,38 +64,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run_virtually(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
     with contextlib.closing(loop):
         return loop.run_until_complete(main)
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request: when, whose, how long, and what it wants. `anchor_tokens` lead its prompt."""
-
-    at_s: float
-    tenant: str
-    agent: str
-    prompt_tokens: int
-    output_tokens: int
-    anchor_tokens: int = 0
-    slo_s: float | None = None
-    priority: int = 0
-
-
-@dataclass(slots=True)
-class Outcome:
-    """TTFTs in seconds by tenant; what was refused; how many deadlines were met of those asked for."""
-
-    ttft_s: dict[str, list[float]] = field(default_factory=dict)
-    refused: int = 0
-    with_slo: int = 0
-    met: int = 0
-    last_s: float = 0.0
-
-    def quantile(self, tenant: str, share: float) -> float:
-        values = sorted(self.ttft_s[tenant])
-        return values[min(len(values) - 1, int(share * len(values)))]
-
-    def mean(self, tenant: str) -> float:
-        return sum(self.ttft_s[tenant]) / len(self.ttft_s[tenant])
 
 
 class Scene:
@@ -156,28 +125,6 @@ class Scene:
             yield "data: {}\n\n"
 
 
-def flood(seed: int, heavy: bool = True) -> list[Ask]:
-    """A tenant with a request every two seconds, beside one that sends 400 in 20 s, far more than is served."""
-    rng = random.Random(seed)
-    light = [Ask(2.0 * n + rng.random(), "light", "a", 600, 32) for n in range(100)]
-    asks = [Ask(20.0 * rng.random(), "heavy", f"h{n % 6}", 800, 64) for n in range(400)] if heavy else []
-    return sorted([*light, *asks], key=lambda ask: ask.at_s)
-
-
-def deadlines(seed: int) -> list[Ask]:
-    """Bursts of 24 requests every 6 s, a little more than is served; a third allows 1.5 s, a third 5 s."""
-    rng = random.Random(seed)
-    slos = (1.5, 5.0, None)
-    return sorted(
-        (
-            Ask(6.0 * burst + rng.random(), "t", f"a{n % 6}", 1200, 48, slo_s=slos[rng.randrange(3)])
-            for burst in range(20)
-            for n in range(24)
-        ),
-        key=lambda ask: ask.at_s,
-    )
-
-
 SCENES: dict[str, Callable[[int], list[Ask]]] = {"flood": flood, "deadlines": deadlines}
 
 
@@ -187,28 +134,67 @@ def play(asks: Sequence[Ask], policies: Sequence[dict[str, Any]]) -> Outcome:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.engine == "vllm":
+        wrong = {name for names in given.policy for name in names.split("+")} - {NONE, *SWITCHED}
+        if wrong:
+            parser.error(
+                f"--policy: {', '.join(sorted(wrong))}; with --engine vllm allowed: {NONE}, {', '.join(SWITCHED)}"
+            )
+        _on_vllm(given)
+        return
+    if given.scene == "flood":
+        _print(ALONE, play(flood(given.seed, heavy=False), []))
+    for names in given.policy or [NONE]:
+        policies = [{"name": name} for name in names.split("+") if name != NONE]
+        _print(names, play(SCENES[given.scene](given.seed), policies))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gateway_queue", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("scene", choices=sorted(SCENES))
     parser.add_argument("--policy", action="append", default=[], help="none, or names joined by +")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(arguments)
-    if given.scene == "flood":
-        _print("alone", play(flood(given.seed, heavy=False), []))
-    for names in given.policy or ["none"]:
-        policies = [{"name": name} for name in names.split("+") if name != "none"]
-        _print(names, play(SCENES[given.scene](given.seed), policies))
+    parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated")
+    served = parser.add_argument_group("with --engine vllm")
+    served.add_argument("--rounds", type=int, default=5, help="how often the policies take turns")
+    served.add_argument("--minutes", type=float, default=8.0, help="no round begins later")
+    served.add_argument("--replicas", type=int, default=1)
+    served.add_argument("--url", help="a server that runs, instead of one of its own")
+    served.add_argument("--keys", nargs=2, default=("", ""), help="of the heavy tenant and of the light one")
+    served.add_argument("--operator-key", default="")
+    return parser
 
 
-def _print(policy: str, outcome: Outcome) -> None:
-    row: dict[str, Any] = {"policy": policy, "refused": outcome.refused, "last_s": round(outcome.last_s, 1)}
+def _on_vllm(given: argparse.Namespace) -> None:
+    """A line a cell, and then one for all cells of a policy."""
+    # Here, since the simulated engine needs no Ray.
+    from benchmarks import queue_served  # noqa: PLC0415
+
+    policies = ((ALONE,) if given.scene == "flood" else ()) + tuple(given.policy or [NONE])
+    plan = queue_served.Plan(given.scene, policies, given.rounds, given.minutes, given.seed)
+    cells: dict[str, list[Outcome]] = {}
+    with queue_served.server(given.url, given.keys, given.operator_key, given.replicas) as served:
+        for policy, outcome in queue_served.rounds(served, plan):
+            cells.setdefault(policy, []).append(outcome)
+            _print(policy, outcome, round=len(cells[policy]))
+    for policy, outcomes in cells.items():
+        _print(policy, queue_served.together(outcomes), rounds=len(outcomes))
+
+
+def _print(policy: str, outcome: Outcome, **about: int) -> None:
+    row: dict[str, Any] = {"policy": policy, **about, "refused": outcome.refused, "last_s": round(outcome.last_s, 1)}
     for tenant in sorted(outcome.ttft_s):
         row[f"{tenant}_ttft_mean_s"] = round(outcome.mean(tenant), 3)
         row[f"{tenant}_ttft_p99_s"] = round(outcome.quantile(tenant, 0.99), 3)
     if outcome.with_slo:
         row |= {"with_slo": outcome.with_slo, "met": outcome.met}
-    print(json.dumps(row))
+    if outcome.failed:
+        row["failed"] = outcome.failed
+    print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

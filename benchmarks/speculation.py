@@ -1,6 +1,6 @@
 """What starting the next request ahead does to the time of a session, against a running server.
 
-    python -m benchmarks.speculation --url http://127.0.0.1:8000 [--sessions 12] [--gap 0.5] [--noise 0.0]
+    python -m benchmarks.speculation --url http://127.0.0.1:8000 [--key KEY] [--sessions 12] [--gap 0.5] [--noise 0.0]
 
 A session is a fixed pipeline of four agents. Each has its own system prompt and is asked about the task and the
 answer before it; between two requests the client works for `--gap` seconds, as it does to run a tool, to parse or
@@ -127,6 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m benchmarks.speculation", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--key", default="", help="of an operator, where the server has keys")
     parser.add_argument("--sessions", type=int, default=12)
     parser.add_argument("--gap", type=float, default=0.5)
     parser.add_argument("--noise", type=float, default=0.0)
@@ -136,7 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.sessions <= LEARNING:
         parser.error(f"--sessions: {given.sessions} is not allowed; allowed: more than {LEARNING}")
-    with httpx.Client(base_url=given.url, timeout=300.0) as client:
+    headers = {"authorization": f"Bearer {given.key}"} if given.key else {}
+    with httpx.Client(base_url=given.url, headers=headers, timeout=300.0) as client:
         model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         rows = []
         for number in range(given.rounds):

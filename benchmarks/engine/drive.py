@@ -86,7 +86,7 @@ async def drive(
     async with httpx.AsyncClient(
         base_url=endpoint.url, headers=endpoint.headers, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False
     ) as client:
-        sender = _Sender(client, endpoint, done)
+        sender = HttpSender(client, endpoint, done)
         if times is None:
             samples = await closed_loop(sender, schedule.prompts, in_flight)
         else:
@@ -127,7 +127,9 @@ async def open_loop(sender: Sender, prompts: Sequence[Prompt], times: Sequence[f
     return list(await asyncio.gather(*(one(p, due_s) for p, due_s in zip(prompts, times, strict=True))))
 
 
-class _Sender:
+class HttpSender:
+    """A `Sender` to one endpoint; `done` is told of each answer."""
+
     def __init__(self, client: httpx.AsyncClient, endpoint: Endpoint, done: Callable[[], None]) -> None:
         self._client = client
         self._endpoint = endpoint
@@ -163,9 +165,9 @@ class _Sender:
 
     async def _stream(self, prompt: Prompt, answer: Answer) -> None:
         body = payload(prompt, self._endpoint.model)
-        headers = {}
+        headers = dict(prompt.headers)
         if self._endpoint.names_sessions:
-            headers = {"x-session-id": prompt.session, "x-claude-code-agent-id": prompt.agent}
+            headers |= {"x-session-id": prompt.session, "x-claude-code-agent-id": prompt.agent}
         async with self._client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
                 answer.error = f"{response.status_code} {(await response.aread()).decode(errors='replace')[:160]}"

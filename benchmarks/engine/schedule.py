@@ -16,7 +16,7 @@ from benchmarks.trace_source import read_records
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request. `after`: position of the session's request before it, None for its first."""
+    """One request. `after`: position of the session's request before it, None for its first; `headers`: others."""
 
     position: int
     session: str
@@ -27,6 +27,7 @@ class Prompt:
     anchor_tokens: int
     after: int | None
     final: bool
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from cluster.stop_signals import StopSignals
 
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 60.0
+SWITCH_TIMEOUT_S = 30.0
+SWITCH_POLL_S = 0.1
 OURS = "agent-runtime"
 SHAPING = "batch_shaping"
 STOCK_ROUTE = "/stock"
@@ -102,6 +105,17 @@ class RuntimeApi:
     def policy_row(self, name: str) -> dict[str, Any] | None:
         """None where it isn't configured."""
         return next((row for row in self.state()["policies"] if row["name"] == name), None)
+
+    def switch(self, name: str, enabled: bool) -> None:
+        """Returns once the gateway has heard of it. Raises ServerError: not configured there, or not heard in time."""
+        self.call("POST", "/runtime/policy", {"name": name, "enabled": enabled})
+        deadline_s = time.monotonic() + SWITCH_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            row = self.policy_row(name)
+            if row is not None and row["enabled"] == enabled:
+                return
+            time.sleep(SWITCH_POLL_S)
+        raise ServerError(f"{self.url}: the gateway didn't hear of {name} within {SWITCH_TIMEOUT_S:.0f} s")
 
     def set_mode(self, mode: Mode) -> None:
         """Raises ServerError for one that isn't configured there."""

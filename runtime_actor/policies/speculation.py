@@ -303,7 +303,7 @@ class SpeculationPolicy(OwnPolicy[SpeculationOptions]):
     # --- a second replica for a slow one ------------------------------------------------------------
 
     def began(self, delay_s: float) -> None:
-        """A request's first item came so long after it had been sent."""
+        """A request's first item came so long after it had been sent to the replica that it came from."""
         self._delays.append(delay_s)
         self._counts["watched"] += 1
         if len(self._delays) >= MIN_DELAYS and self._counts["watched"] % 16 == 0:

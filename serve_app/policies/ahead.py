@@ -139,20 +139,24 @@ class JoinedCall:
 
 class HedgedCall:
     """A call that is made once more, to another replica, where the first has said nothing after `after_s`; the one
-    that speaks first goes on, the other one is ended."""
+    that speaks first goes on, the other one is ended. `waited_s`: where the second one goes on, how long it was not yet
+    sent; how slow a replica is must not be told from that."""
 
     def __init__(self, send: Callable[[bool], Call], after_s: float, policy: SpeculationPolicy) -> None:
+        self.waited_s = 0.0
         self._send = send
         self._after_s = after_s
         self._policy = policy
         self._calls: list[Call] = [send(False)]
 
     async def __aiter__(self) -> AsyncIterator[Any]:
+        began_s = second_s = asyncio.get_running_loop().time()
         streams = [aiter(self._calls[0])]
         firsts: list[asyncio.Future[Any]] = [asyncio.ensure_future(anext(streams[0], END))]
         try:
             await asyncio.wait(firsts, timeout=self._after_s)
             if not firsts[0].done() and self._policy.may_hedge():
+                second_s = asyncio.get_running_loop().time()
                 self._calls.append(self._send(True))
                 streams.append(aiter(self._calls[1]))
                 firsts.append(asyncio.ensure_future(anext(streams[1], END)))
@@ -161,6 +165,7 @@ class HedgedCall:
             for first in firsts:
                 first.cancel()
             raise
+        self.waited_s = second_s - began_s if best else 0.0
         item = firsts[best].result()
         while item is not END:
             yield item

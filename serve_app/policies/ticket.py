@@ -91,6 +91,7 @@ class PolicyTicket(Ticket):
         self._guess = desk.ahead.take(request)
         self._was_ahead = False
         self._sent_s = 0.0
+        self._hedged: HedgedCall | None = None
         self._ttft_s: float | None = None
         self._waited_s = 0.0
         self._accepted: RequestAccepted | None = None
@@ -127,8 +128,10 @@ class PolicyTicket(Ticket):
             return JoinedCall(guess, lambda: send(False), lambda is_joined: self._joined(guess, is_joined))
         policy = self._desk.speculation
         after_s = policy.hedge_after_s(self._request) if policy is not None else None
-        call: Call = HedgedCall(send, after_s, policy) if policy is not None and after_s is not None else send(False)
-        return WatchedCall(call, self.has_output)
+        if policy is None or after_s is None:
+            return WatchedCall(send(False), self.has_output)
+        self._hedged = HedgedCall(send, after_s, policy)
+        return WatchedCall(self._hedged, self.has_output)
 
     def _joined(self, guess: Guess, is_joined: bool) -> None:
         self._was_ahead = is_joined
@@ -140,7 +143,8 @@ class PolicyTicket(Ticket):
             self._pass.has_output()
         policy = self._desk.speculation
         if policy is not None:
-            policy.began(max(0.0, self._desk.now_s - self._sent_s))
+            waited_s = self._hedged.waited_s if self._hedged is not None else 0.0
+            policy.began(max(0.0, self._desk.now_s - self._sent_s - waited_s))
 
     def content(self, body: dict[str, Any]) -> None:
         usage = body.get("usage")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gateway_queue import deadlines, play
+from benchmarks.gateway_queue import play
+from benchmarks.queue_scenes import deadlines
 from runtime_actor.messages import RequestAccepted
 from runtime_actor.policies.base import RequestRefused, RequestSent, RequestServed
 from runtime_actor.policies.deadline import MAX_AGENTS, MIN_SERVED, DeadlinePolicy

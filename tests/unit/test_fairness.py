@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gateway_queue import flood, play
+from benchmarks.gateway_queue import play
+from benchmarks.queue_scenes import flood
 from runtime_actor.errors import ConfigurationError
 from runtime_actor.policies.base import RequestRefused, RequestSent, RequestServed, RequestView
 from runtime_actor.policies.fairness import MAX_AGENTS, MAX_TENANTS, FairnessPolicy
