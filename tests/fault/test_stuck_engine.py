@@ -2,41 +2,84 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
+import ray
+from ray import serve
 
 from replicas.settings import WatchdogSettings
+from serve_app.app import build_app
 from serve_app.routing_state import STUCK_AFTER_S
-from tests.server_kit import free_port
+from tests.gateway_kit import MODEL, body, ours, state, wait_for
+from tests.server_kit import Server, free_port, server_config
 
 ROOT = Path(__file__).resolve().parents[2]
+APPLICATION = "agent-runtime"
+REQUESTS = 8
 
 
-@pytest.mark.timeout(1200)
-def test_requests_leave_a_stuck_engine(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "fault" / "stuck_engine.py"), str(tmp_path), str(free_port())],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=1180,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    answers = [answer for part in ("calm", "waited", "later") for answer in report[part]]
-    assert {answer["status"] for answer in answers} == {200}
-    assert not any('"error"' in answer["text"] for answer in answers)
-    assert len({answer["replica"] for answer in report["calm"]}) == 2
-    (living,) = {answer["replica"] for answer in report["waited"]}
-    assert report["retries"] >= 1 and max(answer["seconds"] for answer in report["waited"]) > STUCK_AFTER_S / 2
-    assert max(answer["seconds"] for answer in report["waited"]) < WatchdogSettings().stuck_after_s / 2
-    stuck = {name for name, silent_s in report["silent"].items() if silent_s > 0}
-    assert stuck and living not in stuck
-    assert {answer["replica"] for answer in report["later"]} == {living}
-    assert max(answer["seconds"] for answer in report["later"]) < STUCK_AFTER_S, "nobody waits for it any more"
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    content = server_config(tmp_path_factory.mktemp("stuck"), "unused")
+    arguments = content["applications"][0]["args"]
+    cost = {"prefill_s_per_token": 0.0, "decode_s_per_token": 0.0}
+    arguments |= {"engine": "simulated", "simulated": cost, "engine_kwargs": {}}
+    port = free_port()
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build_app(arguments), name=APPLICATION, route_prefix="/")
+        yield Server(f"http://127.0.0.1:{port}", MODEL, 0)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Told:
+    seconds: float
+    replica: str
+
+
+def ask(server: Server, number: int) -> Told:
+    """A session of its own; whole and streamed answers by turns."""
+    fields = body(f"request {number}", session_id=f"s{number}", stream=number % 2 == 1)
+    began_s = time.monotonic()
+    with server.client() as client:
+        answer = client.post("/v1/chat/completions", json=fields)
+    assert answer.status_code == 200 and '"error"' not in answer.text, answer.text
+    return Told(time.monotonic() - began_s, ours(answer, "replica"))
+
+
+def ask_all(server: Server, first: int) -> list[Told]:
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(lambda number: ask(server, first + number), range(REQUESTS)))
+
+
+def silent(operator: httpx.Client) -> dict[str, float]:
+    return {replica["replica"]: replica["silent_s"] for replica in state(operator)["replicas"]}
+
+
+def test_requests_leave_a_stuck_engine(served: Server) -> None:
+    with served.client("ops") as operator:
+        wait_for(lambda: len(silent(operator)) == 2, 120, "both replicas report")
+        assert {told.replica for told in ask_all(served, 0)} == set(silent(operator))
+        # Without a request of its own to route by, it goes to any one.
+        serve.get_deployment_handle(f"SimulatedLLMServer:{MODEL}", APPLICATION).simulate_fault.remote("freeze").result()
+        waited = ask_all(served, 100)
+        (living,) = {told.replica for told in waited}
+        (stuck,) = set(silent(operator)) - {living}
+        assert STUCK_AFTER_S / 2 < max(told.seconds for told in waited) < WatchdogSettings().stuck_after_s / 2
+        assert state(operator)["gateway"]["retries"] >= 1
+        found = silent(operator)
+        assert found[stuck] > STUCK_AFTER_S and found[living] < STUCK_AFTER_S, "it stays so with nobody waiting for it"
+        later = ask_all(served, 200)
+        assert {told.replica for told in later} == {living}
+        assert max(told.seconds for told in later) < STUCK_AFTER_S, "nobody waits for it any more"
