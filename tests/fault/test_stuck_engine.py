@@ -21,7 +21,8 @@ from tests.server_kit import Server, free_port, server_config
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = "agent-runtime"
-REQUESTS = 8
+REQUESTS = 16
+"""At once, so that none of two replicas is left out by chance (1 in 32,768)."""
 
 
 @pytest.fixture(scope="module")
