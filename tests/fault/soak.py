@@ -4,7 +4,7 @@
 More callers than the engines can serve at once; a share of clients leaves early, another reads slowly, and each turn is
 a new agent for some. Prints a sample each `--every` seconds, a plot in letters at the end, and how much each process
 grew over the second half (the first fills caches). Exit code 1 when a process grew by more than `--most-growth`
-of its size, or a request had no answer.
+of its size, or a request ended in any other way than with a whole answer, a 429, or its client's leaving.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from tests.fault.chaos.server import ChaosServer
 BARS = " ▁▂▃▄▅▆▇█"
 CLIENT_TIMEOUT_S = 300.0
 SLOW_READ_S = 0.2
+WELL_ENDED = (": 200", ": left", ": 429")
+"""A whole answer, a client that went away, a refusal that says when to come back."""
 AGENTS = 8
 MAX_TOLD = 50
 """Connections that broke, told one by one."""
@@ -208,8 +210,12 @@ def main() -> int:
     if options.plot:
         options.plot.write_text(chart(samples, options.title))
     bad = [name for name, share in grown.items() if share > options.most_growth]
-    unanswered = sum(n for end, n in ends.items() if end.endswith("no answer"))
-    return 1 if bad or unanswered else 0
+    return 1 if bad or badly_ended(ends) else 0
+
+
+def badly_ended(ends: Counter[str]) -> int:
+    """How many requests got neither a whole answer nor a refusal, though their clients waited."""
+    return sum(n for end, n in ends.items() if not end.endswith(WELL_ENDED))
 
 
 def run(options: argparse.Namespace, ends: Counter[str]) -> Samples:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.fault.soak import Samples, chart, growth, numbered, read_samples, write_samples
+from tests.fault.soak import Samples, badly_ended, chart, growth, numbered, read_samples, write_samples
 
 MIB = 1 << 20
 
@@ -49,3 +50,9 @@ def test_a_chart_has_a_line_for_each_process(found: Samples) -> None:
     drawn = ElementTree.fromstring(chart(found, "Memory: of a test"))
     lines = [part for part in drawn if part.tag.endswith("polyline")]
     assert len(lines) == (3 if found else 0)
+
+
+def test_a_connection_that_broke_is_a_request_without_an_answer() -> None:
+    ends = Counter({"plain: 200": 5, "leaves: left": 4, "new agent: 429": 3})
+    assert badly_ended(ends) == 0
+    assert badly_ended(ends + Counter({"plain: ReadError": 2, "slow: no answer": 1, "stream: 500": 1})) == 4
