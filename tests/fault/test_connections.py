@@ -68,7 +68,7 @@ def busy(operator: httpx.Client) -> tuple[int, int, int]:
     return found["gateway"]["in_flight"], sum(r["running"] for r in replicas), sum(r["waiting"] for r in replicas)
 
 
-def until_idle(operator: httpx.Client, limit_s: float = 30.0) -> None:
+def until_idle(operator: httpx.Client, limit_s: float = 90.0) -> None:
     wait_for(lambda: busy(operator) == (0, 0, 0), limit_s, "nothing in flight, nothing in the engines")
 
 
@@ -129,6 +129,7 @@ def test_a_compressed_body_is_refused_by_name_and_not_unpacked(served: Server, c
 # --- idle connections -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_connection_may_be_idle_for_as_long_as_a_tool_takes(served: Server) -> None:
     """Clients keep theirs for 60 s and write into them again: they must still be open, or be seen to be closed."""
     first = {"plain": body("a", WORDS), "stream": body("a", WORDS, stream=True), "refused": body("a", temperature=-1)}
@@ -260,18 +261,19 @@ def kill_a_replica(served: Server, operator: httpx.Client) -> None:
     wait_for(is_whole, 400, "another replica in the dead one's place")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_no_count_is_left_behind_that_a_new_replica_would_draw_everything_by(
     served: Server, operator: httpx.Client
 ) -> None:
     numbers = itertools.count(3000)
     leave_by_the_dozen(served)
-    until_idle(operator, 30)
+    until_idle(operator)
     kill_a_replica(served, operator)
     shares = served_by(served, numbers)
     assert len(shares) == 2 and min(shares.values()) >= 6, shares
     leave_by_the_dozen(served)
-    until_idle(operator, 30)
+    until_idle(operator)
     shares = served_by(served, numbers)
     assert len(shares) == 2 and min(shares.values()) >= 6, shares
 
@@ -296,7 +298,7 @@ def test_a_huge_request_holds_up_nobody(served: Server, operator: httpx.Client) 
         thread.start()
     with served.client("two") as client:
         while any(thread.is_alive() for thread in threads):
-            health = client.get("/-/healthz", timeout=5.0)
+            health = client.get("/-/healthz", timeout=20.0)
             assert health.status_code == 200
             assert client.post(CHAT, json=body("hi"), timeout=60.0).status_code == 200
     for thread in threads:
