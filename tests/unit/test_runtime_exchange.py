@@ -92,6 +92,7 @@ def test_gateways_get_the_cluster_and_replicas_do_not() -> None:
                 "block_size": 32,
                 "total_blocks": 400,
                 "age_s": 3.0,
+                "silent_s": 0.0,
             }
         },
         "anchors": {"t": {"a": 200}},
