@@ -56,6 +56,9 @@ class AgentRequestRouter(RequestRouter):
                 logger.exception("Ranking failed (%d times); replicas are taken in random order", self._failures)
             order = list(by_name)
             random.shuffle(order)
+        if pending_request is not None and order:
+            # Ray tells where a request went once the replica has taken it, which one whose process hangs never does.
+            routing_state.STATE.note_sent(_request_id(pending_request), order[0])
         return [[by_name[name]] for name in order if name in by_name]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:

@@ -213,7 +213,7 @@ class RoutingState:
         self._agents.trim(workload)
 
     def note_sent(self, request_id: str, replica: str) -> None:
-        """The router has given the engine's request of that id to `replica`."""
+        """The router means to give the engine's request of that id to `replica`, or has given it."""
         if request_id:
             with self._lock:
                 self._sent[request_id] = replica

@@ -182,6 +182,23 @@ def test_a_second_try_goes_elsewhere(router: AgentRequestRouter, state: RoutingS
     assert names(router, BOTH, again)[0] == "r2"
 
 
+def test_a_second_try_goes_elsewhere_before_the_first_was_taken(
+    router: AgentRequestRouter, state: RoutingState
+) -> None:
+    """A replica whose process hangs takes nothing, so Ray never tells that the request went there."""
+    state.record("w", "s-1", "a-1", "r2", 900)
+    first = pending(TAG)
+    first.args[0].request_id = "first"
+    assert names(router, BOTH, first) == ["r2", "r1"]
+    again = pending(TAG)
+    again.args[0].request_id = "again"
+    again.args[0].vllm_xargs[AVOID_XARG] = "first"
+    assert names(router, BOTH, again) == ["r1", "r2"]
+    third = pending(TAG)
+    third.args[0].vllm_xargs[AVOID_XARG] = "again"
+    assert names(router, BOTH, third) == ["r2", "r1"]
+
+
 def test_load_is_a_set_of_ids(router: AgentRequestRouter, state: RoutingState) -> None:
     r1 = BOTH[0].replica_id
     for number in range(3):
