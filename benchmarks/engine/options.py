@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from benchmarks.arguments import numbers
 from benchmarks.engine.cells import CLOSED, LOOPS, MODES
 from benchmarks.engine.workloads import WORKLOADS, Anchors
 
@@ -16,16 +17,6 @@ QUICK = {"policy": ["stock", "reach"], "loop": [CLOSED], "seeds": (1,), "request
 DESCRIPTION = """The same requests under several policies on real vLLM, in one run. Two applications on one local Ray,
 each with as many replicas: `ray.serve.llm` as shipped, and this project's. Results go to a file, a line a cell; a
 second call with equal settings goes on where the first one ended."""
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 0:
-        raise argparse.ArgumentTypeError(f"expected integers with commas between, got {text!r}")
-    return numbers
 
 
 def _loads(text: str) -> tuple[float, ...]:
@@ -72,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add("--policy", action="append", choices=list(MODES), help="default: all")
     add("--loop", action="append", choices=LOOPS, help="default: closed, then poisson")
     add("--loads", type=_loads, default=(0.7,), metavar="SHARE,...", help="of stock's saturation (default 0.7)")
-    add("--seeds", type=_numbers, metavar="N,N", help="default 1")
+    add("--seeds", type=numbers, metavar="N,N", help="default 1")
     add("--requests", type=_positive, help="a cell (default 60)")
     add("--warm-up", type=_count, metavar="N", help="first requests of a cell that don't count (default a quarter)")
     add("--sessions", type=_positive, default=12, help="live at a time (default 12)")
