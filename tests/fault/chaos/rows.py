@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from runtime_actor.checkpoint import read_checkpoint
@@ -152,24 +153,20 @@ def _while_it_lasts(server: ChaosServer) -> str:
 # --- faults --------------------------------------------------------------------------------------------
 
 
-def killing(find: Callable[[ChaosServer], int]) -> Fault:
+def at_once(do: Callable[[int], None], find: Callable[[ChaosServer], int]) -> Fault:
+    """Done to the process found, and not undone."""
+
     @contextlib.contextmanager
     def fault(server: ChaosServer) -> Iterator[None]:
-        faults.kill(find(server))
+        do(find(server))
         yield
 
     return fault
 
 
-def hung_for_good(find: Callable[[ChaosServer], int]) -> Fault:
-    """Nobody lets it go on; whoever misses it has to end it."""
-
-    @contextlib.contextmanager
-    def fault(server: ChaosServer) -> Iterator[None]:
-        faults.pause(find(server))
-        yield
-
-    return fault
+killing = partial(at_once, faults.kill)
+hung_for_good = partial(at_once, faults.pause)
+"""Nobody lets it go on; whoever misses it has to end it."""
 
 
 @contextlib.contextmanager
