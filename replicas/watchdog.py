@@ -89,7 +89,7 @@ class EngineWatchdog:
         self._silent_s = now_s - self._waiting_since_s if self._owes else 0.0
         if self._silent_s < self._settings.stuck_after_s:
             return None
-        return f"engine is stuck: no output and no answer for {self._silent_s:.0f} s with work in flight"
+        return f"engine is stuck: no output and no answer for {self._silent_s:.0f} s since it was given work"
 
 
 def end_process(reason: str) -> NoReturn:
