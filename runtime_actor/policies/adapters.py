@@ -80,7 +80,8 @@ class AdaptersPolicy(OwnPolicy[AdaptersOptions]):
         if known is None:
             known = sessions[event.session] = SessionNeeds(event.replica, event.t_s)
         elif known.replica != event.replica:
-            self._changed[known.replica] = None
+            # What it needs may stay the same: the new one hears it all the same.
+            self._changed.update({known.replica: None, event.replica: None})
             known.replica = event.replica
         known.seen_s = event.t_s
         sessions.move_to_end(event.session)

@@ -62,6 +62,20 @@ def test_sessions_move_and_fall_silent() -> None:
     assert kit.exchange("r2", report=kit.report("r2")).adapters == {}
 
 
+moves = st.lists(st.tuples(st.sampled_from("st"), st.sampled_from("abc"), st.sampled_from(["r1", "r2", "r3"])))
+
+
+@given(moves)
+def test_each_replica_hears_what_the_sessions_there_need_and_no_more(moves: list[tuple[str, str, str]]) -> None:
+    """Wherever sessions move, with other needs or the same."""
+    kit = taught()
+    policy = kit.runtime.host.get("adapters").policy
+    for session, agent, replica in moves:
+        kit.runtime.handle([kit.arrived(session, agent, adapter=ADAPTERS[agent], replica=replica)])
+        for name in ("r1", "r2", "r3"):
+            assert kit.exchange(name, report=kit.report(name)).adapters == policy._values(name)
+
+
 def test_agents_without_an_adapter_need_none_and_tenants_are_apart() -> None:
     kit = taught()
     kit.teach("xyz", tenant="other")
