@@ -76,6 +76,7 @@ class AgentRequestRouter(RequestRouter):
         """What a replica counts when it takes a request: that one, this process's others, and everybody else's."""
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         name = replica_id.unique_id
+        routing_state.STATE.note_heard(name)
         others = num_ongoing_requests - 1 - len(self._in_flight.get(name, {}))
         self._others[name] = (max(0, others), time.monotonic())
 
@@ -108,7 +109,7 @@ class AgentRequestRouter(RequestRouter):
         return state.policies.ordered(ranking.offers(request, state.view if is_fresh else None, order))
 
     def _without_stuck(self, order: list[str]) -> list[str]:
-        """The same with those last whose engine says nothing; a request there would wait until its replica is ended."""
+        """The same with those last whose engine or process says nothing; requests would wait there until it ends."""
         return sorted(order, key=lambda name: routing_state.STATE.is_stuck(name))
 
     def _load(self, name: str) -> int:

@@ -24,8 +24,8 @@ MAX_AGENTS_PER_SESSION = 16
 """Agents of one session with a place of their own; the one longest silent is forgotten."""
 
 STUCK_AFTER_S = 10.0
-"""An engine with work that says nothing for so long gets new requests only where no other is left. Far above the
-longest step, and far below the time after which its replica is ended (`replica.watchdog.stuck_after_s`)."""
+"""An engine with work, or a replica's process, that says nothing for so long gets new requests only where no other is
+left. Far above the longest step, and far below the time after which it is ended (`replica.watchdog.stuck_after_s`)."""
 
 STUCK_VIEW_S = 5.0
 """What an older view says of that counts no more."""
@@ -117,6 +117,8 @@ class RoutingState:
         self._agents: FairMap[str, OrderedDict[str, tuple[int, float]]] = FairMap(MAX_AGENTS)
         self.policies = RouterSeat()
         self._sent: OrderedDict[str, str] = OrderedDict()
+        self._heard_s: OrderedDict[str, float] = OrderedDict()
+        self._started_s = clock()
         self.ranked = 0
         self.fallbacks = 0
 
@@ -142,9 +144,23 @@ class RoutingState:
         return self._clock() - self._view.received_s
 
     def is_stuck(self, replica: str) -> bool:
-        """Whether the newest view says so; False where that is old."""
-        there = self._view.replicas.get(replica)
-        return there is not None and there.silent_s > STUCK_AFTER_S and self.view_age_s <= STUCK_VIEW_S
+        """Whether its engine or its process says nothing, by the newest view; False where that is old."""
+        there, view_age_s = self._view.replicas.get(replica), self.view_age_s
+        if view_age_s > STUCK_VIEW_S:
+            return False
+        if there is not None and there.silent_s > STUCK_AFTER_S:
+            return True
+        return self._is_unheard(replica, there, view_age_s)
+
+    def _is_unheard(self, replica: str, there: ReplicaView | None, view_age_s: float) -> bool:
+        """Whether the runtime has no young report of it, though of another replica, and it took no request here either:
+        one alone may be a connection's fault.
+        """
+        if there is not None and there.age_s + view_age_s <= STUCK_AFTER_S:
+            return False
+        if self._clock() - self._heard_s.get(replica, self._started_s) <= STUCK_AFTER_S:
+            return False
+        return any(view.age_s <= STUCK_VIEW_S for name, view in self._view.replicas.items() if name != replica)
 
     def tables(self, workload: str) -> ReachTables | None:
         return self._tables.get(workload)
@@ -219,6 +235,14 @@ class RoutingState:
                 self._sent[request_id] = replica
                 if len(self._sent) > MAX_SENT:
                     self._sent.popitem(last=False)
+
+    def note_heard(self, replica: str) -> None:
+        """It took a request, or refused one."""
+        with self._lock:
+            self._heard_s[replica] = self._clock()
+            self._heard_s.move_to_end(replica)
+            if len(self._heard_s) > MAX_REPLICAS:
+                self._heard_s.popitem(last=False)
 
     def sent_to(self, request_id: str) -> str | None:
         with self._lock:

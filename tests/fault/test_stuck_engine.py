@@ -1,7 +1,9 @@
-"""An engine that hangs under a whole application: what waits for it is answered elsewhere, long before it is ended."""
+"""An engine or a replica's process that hangs under a whole application: what waits for it is answered elsewhere, long
+before it is ended."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import ray
 from ray import serve
@@ -16,6 +19,7 @@ from ray import serve
 from replicas.settings import WatchdogSettings
 from serve_app.app import build_app
 from serve_app.routing_state import STUCK_AFTER_S
+from tests.fault import faults
 from tests.gateway_kit import MODEL, body, ours, state, wait_for
 from tests.server_kit import Server, free_port, server_config
 
@@ -66,6 +70,31 @@ def ask_all(server: Server, first: int) -> list[Told]:
 
 def silent(operator: httpx.Client) -> dict[str, float]:
     return {replica["replica"]: replica["silent_s"] for replica in state(operator)["replicas"]}
+
+
+def processes_of_replicas() -> list[int]:
+    """Children of this test's own Ray."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "ServeReplica" in (title := " ".join(process.cmdline())) and "SimulatedLLMServer" in title:
+                found.append(process.pid)
+    return found
+
+
+def test_requests_leave_a_replica_whose_process_hangs_and_come_back_to_it(served: Server) -> None:
+    with served.client("ops") as operator:
+        wait_for(lambda: len(silent(operator)) == 2, 120, "both replicas report")
+        both = {told.replica for told in ask_all(served, 0)}
+        assert both == set(silent(operator))
+        with faults.paused(processes_of_replicas()[0]):
+            waited = ask_all(served, 100)
+            (living,) = {told.replica for told in waited}
+            assert max(told.seconds for told in waited) < WatchdogSettings().stuck_after_s / 2
+            later = ask_all(served, 200)
+            assert {told.replica for told in later} == {living}
+            assert max(told.seconds for told in later) < STUCK_AFTER_S, "nobody waits for it any more"
+        wait_for(lambda: {told.replica for told in ask_all(served, 300)} == both, 60, "it has requests again")
 
 
 def test_requests_leave_a_stuck_engine(served: Server) -> None:

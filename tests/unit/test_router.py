@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,62 @@ def test_a_request_has_a_better_place_where_its_own_is_stuck_and_another_isnt(st
     state.note_sent("q1", "r1")
     assert seen(60.0, 0.0)
     assert not seen(0.0, 60.0) and not seen(60.0, 60.0)
+
+
+VIEW = {"resident": {}, "running": 1, "waiting": 0, "block_size": 32, "total_blocks": 9, "silent_s": 0.0}
+
+
+@dataclass
+class Cluster:
+    """Two replicas; `ages_s`: of each one's last report."""
+
+    state: RoutingState
+    now_s: float
+
+    def later(self, seconds: float, ages_s: dict[str, float]) -> None:
+        self.now_s += seconds
+        replicas = {name: {**VIEW, "age_s": age_s} for name, age_s in ages_s.items()}
+        self.state.update_cluster({"replicas": replicas, "anchors": {}})
+
+
+@pytest.fixture
+def cluster(state: RoutingState, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster(state, state._clock())
+    monkeypatch.setattr(state, "_clock", lambda: made.now_s)
+    return made
+
+
+def test_a_replica_whose_process_says_nothing_is_the_last_choice_until_it_does(
+    router: AgentRequestRouter, state: RoutingState, cluster: Cluster
+) -> None:
+    state.record("w", "s-1", "a-1", "r2", 900)
+    state.note_sent("q1", "r2")
+    limit_s = routing_state.STUCK_AFTER_S
+    cluster.later(limit_s, {"r1": 0.5, "r2": limit_s})
+    assert not state.is_stuck("r2"), "not yet"
+    cluster.later(1.0, {"r1": 0.5, "r2": limit_s + 1.0})
+    assert state.has_better_than("q1")
+    assert {names(router, BOTH, pending(TAG))[0] for _ in range(20)} == {"r1"}
+    cluster.later(60.0, {"r1": 0.5})
+    assert state.is_stuck("r2") and not state.is_stuck("r1"), "the runtime has given it up"
+    cluster.later(1.0, {"r1": 0.5, "r2": 0.1})
+    assert not state.is_stuck("r2") and not state.has_better_than("q1")
+
+
+def test_a_replica_that_takes_requests_or_is_as_silent_as_all_others_is_not_stuck(
+    router: AgentRequestRouter, state: RoutingState, cluster: Cluster
+) -> None:
+    limit_s = routing_state.STUCK_AFTER_S
+    cluster.later(limit_s + 1.0, {"r1": limit_s + 1.0, "r2": limit_s + 1.0})
+    assert not state.is_stuck("r1") and not state.is_stuck("r2"), "the runtime hears nobody"
+    cluster.later(0.0, {"r1": 0.5, "r2": limit_s + 1.0})
+    assert state.is_stuck("r2")
+    router.on_new_queue_len_info(BOTH[1].replica_id, 1)
+    assert not state.is_stuck("r2"), "its reports alone don't come through"
+    cluster.later(limit_s + 1.0, {"r1": 0.5, "r2": 2 * limit_s})
+    assert state.is_stuck("r2")
+    cluster.now_s += routing_state.STUCK_VIEW_S + 1.0
+    assert not state.is_stuck("r2"), "an old view says nothing"
 
 
 def test_it_never_raises(router: AgentRequestRouter, state: RoutingState, monkeypatch: pytest.MonkeyPatch) -> None:
