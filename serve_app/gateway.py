@@ -343,6 +343,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
 
     def _end_session(self, tenant: str, workload: str, session: str) -> None:
         self._routing.end_session(workload, session)
+        self._identities.session_ended(tenant, session)
         self._exchange.add(SessionEnded(self._exchange.next_event_id(), time.time(), tenant, workload, session))
 
     # --- small things ------------------------------------------------------------------------------------

@@ -181,6 +181,10 @@ class IdentityResolver:
         if resolved.claim is not None:
             self.conversations.release(resolved.claim)
 
+    def session_ended(self, tenant: str, session: str) -> None:
+        """The client says that the session of this id (ours) is over."""
+        self.conversations.ended(tenant, session)
+
     def session_id(self, tenant: str, declared: str) -> str:
         """The id of the session that `tenant` calls `declared`; our own ids stand for themselves."""
         return declared if SESSION_ID.match(declared) else self._id("s", tenant, declared.encode())
@@ -190,7 +194,7 @@ class IdentityResolver:
         if declared is not None:
             return _Agent(self._id("a", tenant, b"declared:" + declared.encode()), source, _label(declared))
         messages = body.get("messages")
-        if isinstance(messages, list):
+        if isinstance(messages, list) and messages:
             return self._chat_agent(tenant, messages, body.get("tools"), reading)
         preamble, shown = preamble_of(body.get("prompt"))
         content = self._digests.of_text(tenant, preamble)

@@ -6,59 +6,47 @@ the agents of a team share a history but not a system prompt; and without tellin
 `assistant`: each agent of a group chat calls its own turns the one and all others' the other). A
 request that extends an end continues that session. Rules that keep strangers apart:
 
-- A history without an assistant turn that equals an end exactly starts a new session: two clients
-  may open with the same words. But an agent that hasn't opened so joins the oldest session that
-  another agent opened with the same long text and that hasn't gone on: a supervisor hands its
-  worker the task as it came.
+- A history that equals the one that its agent opened a session with starts a new session: two clients
+  may open with the same words, the same greeting or the same examples. Only where the answer to it was
+  cut a moment ago is it a retry. But an agent that hasn't opened so joins a session that another agent
+  opened with the same long text and that waits: a supervisor hands its worker the task as it came.
 - Of several sessions with the same end, one that no request has continued yet is taken first, the
   same agent's before others, the oldest first; a continued one (a fan-out from one point) or an
   agent's own repeated request (a retry) only if there is no other, and if no other session has since
   come to an earlier point and waits there (the same conversation once more, with the same answers).
-- Where one of them was answered with the very turn that follows, it is that one. A request that is sent once more is
+- Where one of them was answered with the very turn that follows, it is that one. One that has gone on
+  with another turn, and was answered with another one, is not continued. A request that is sent once more is
   such another session's, if one was answered so and waits; only after an answer that was cut is it a retry.
 - Only ends of prompts that were served count, so a few-shot prefix that many clients share doesn't
-  join them.
+  join them; nor does one that was served, beyond `MAX_BRANCHES`.
 """
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import canonical_json, composed, leading_count, text_of
+from serve_app.recognition.ends import MAX_BRANCHES, MAX_ENDS, End, Ends
 from serve_app.recognition.quotes import worth
 from serve_app.recognition.turns import turn_of_message
 
-MAX_ENDS = 32_768
-"""Distinct histories remembered; the least recently used is forgotten, its conversation then counts as new."""
+MAX_ANSWERS = 32_768
+"""Answers remembered with their session, for histories that lack what led to them; the oldest goes first."""
 
-MAX_SESSIONS_PER_END = 64
-"""Sessions that stand at the same history; the oldest is forgotten first."""
+MAX_ENDED = 4096
+"""Sessions remembered as ended; the oldest goes first."""
+
+JOIN_WITHIN_S = 600.0
+"""How long a session waits for another agent that is handed its task."""
+
+RETRY_WITHIN_S = 60.0
+"""How long a request that opened a session and whose answer was cut waits to be sent once more."""
 
 LEAST_TASK_CHARS = 24
 """Openings shorter than this (a greeting) don't make two agents a team."""
-
-
-@dataclass(slots=True)
-class End:
-    """The end of one accepted prompt; a later one has a higher number.
-
-    `answer`: the turn that it was answered with, once it was (see `turns.py`); `is_cut`: its answer was cut.
-    """
-
-    session: str
-    agent: str
-    number: int
-    claims: int = 0
-    continued: bool = False
-    answer: int | None = None
-    is_cut: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        return self.claims == 0 and not self.continued
 
 
 @dataclass(slots=True)
@@ -85,11 +73,14 @@ class Claim:
 
 
 class ConversationIndex:
-    """History hash -> ends, for all tenants of a gateway, who share its memory fairly (`FairMap`)."""
+    """History hash -> ends, for all tenants of a gateway. `clock` gives monotonic seconds."""
 
-    def __init__(self, max_ends: int = MAX_ENDS) -> None:
-        self._ends: FairMap[int, list[End]] = FairMap(max_ends)
+    def __init__(self, max_ends: int = MAX_ENDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ends = Ends(max_ends)
+        self._said: FairMap[tuple[str, int], None] = FairMap(MAX_ANSWERS)
+        self._ended: FairMap[str, None] = FairMap(MAX_ENDED)
         self._numbers = itertools.count()
+        self._clock = clock
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -109,17 +100,22 @@ class ConversationIndex:
         """
         keys, has_assistant = history_keys(tenant, messages)
         known = self._ends.part(tenant)
-        history = messages[len(messages) - len(keys) :]
-        found, count = _continued(known, keys, has_assistant, agent, votes, history)
-        if found is not None:
-            found.claims += 1
-            known_messages = len(messages) - len(keys) + count
-            follows = history[count].get("role") if count < len(keys) else None
-            return Claim(tenant, found.session, keys[-1], found, known_messages, follows == "assistant")
+        if not known.keys().isdisjoint(keys):
+            search = _Search(known, self._said.part(tenant), keys, messages[len(messages) - len(keys) :], agent, votes)
+            found, count = search.continued(has_assistant)
+            if found is not None:
+                self._ends.use(tenant, keys[count - 1])
+                return _claim(tenant, found, keys, messages, count)
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)
         if session is None and keys and not has_assistant and _size(messages) >= LEAST_TASK_CHARS:
-            session = _session_to_join(known.get(keys[-1], ()), agent, is_like)
+            there = known.get(keys[-1], ())
+            now_s = self._clock()
+            cut = _cut_a_moment_ago(there, agent, now_s - RETRY_WITHIN_S)
+            if cut is not None:
+                return _claim(tenant, cut, keys, messages, len(keys))
+            ended = self._ended.part(tenant)
+            session = _session_to_join(there, agent, is_like, ended, now_s - JOIN_WITHIN_S)
         return Claim(tenant, session, keys[-1] if keys else None)
 
     def record(self, claim: Claim, session: str, agent: str) -> None:
@@ -128,22 +124,28 @@ class ConversationIndex:
             return
         self.release(claim)
         if claim.end is not None:
-            claim.end.continued = True
+            claim.end.branches += 1
         if claim.key is None:
             return
-        known = self._ends.part(claim.tenant)
-        ends = known.setdefault(claim.key, [])
-        claim.own = End(session, agent, next(self._numbers))
-        ends.append(claim.own)
-        del ends[:-MAX_SESSIONS_PER_END]
-        known.move_to_end(claim.key)
-        self._ends.trim(claim.tenant)
+        claim.own = End(session, agent, next(self._numbers), self._clock(), opens=claim.session is None)
+        self._ends.add(claim.tenant, claim.key, claim.own)
 
     def answered(self, claim: Claim, turn: int | None, is_cut: bool) -> None:
         """The request of `claim` was answered so (see `turns.py`), or its answer was cut."""
-        if claim.own is not None:
-            claim.own.is_cut = is_cut
-            claim.own.answer = None if is_cut else turn
+        if claim.own is None:
+            return
+        claim.own.at_s = self._clock()
+        claim.own.is_cut = is_cut
+        claim.own.answer = None if is_cut else turn
+        claim.own.answered_number = None if is_cut else next(self._numbers)
+        if claim.own.answer is not None:
+            self._said.part(claim.tenant)[claim.own.session, claim.own.answer] = None
+            self._said.trim(claim.tenant)
+
+    def ended(self, tenant: str, session: str) -> None:
+        """The client says that it is over: nobody joins it any more."""
+        self._ended.part(tenant)[session] = None
+        self._ended.trim(tenant)
 
     def release(self, claim: Claim) -> None:
         """The request was refused: nothing is remembered of it."""
@@ -153,50 +155,80 @@ class ConversationIndex:
                 claim.end.claims -= 1
 
 
-def _continued(
-    known: OrderedDict[int, list[End]],
-    keys: list[int],
-    has_assistant: bool,
-    agent: str,
-    votes: Callable[[], dict[str, int]],
-    history: Sequence[dict[str, Any]],
-) -> tuple[End | None, int]:
-    """The end that a history with these prefixes goes on from, the longest first, and the prefix's length."""
-    taken: End | None = None
-    count = 0
-    is_repeated = False
-    if known.keys().isdisjoint(keys):
-        return None, 0
-    for length in range(len(keys) if has_assistant else len(keys) - 1, 0, -1):
-        key = keys[length - 1]
-        ends = known.get(key)
-        if not ends:
-            continue
-        runs = _runs_answered_alike(ends, taken) if taken is not None and is_repeated else []
-        quoted = _quoted(ends, votes)
-        if quoted and taken is None:
-            return _choose(quoted, agent), length
-        if len(ends) > 1 and length < len(keys):
-            ends = _answered_so(ends, turn_of_message(history[length]))
-        repeated = {end.session for end in ends if end.agent == agent} if length == len(keys) else set()
-        is_repeated = is_repeated or bool(repeated)
-        after = taken.number if taken is not None else -1
-        waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
-        waiting = waiting or runs
-        if waiting or taken is None:
-            known.move_to_end(key)
-            taken, count = _choose(waiting or ends, agent), length
-        if waiting:
-            break
-    return taken, count
+def _claim(tenant: str, end: End, keys: list[int], messages: list[dict[str, Any]], count: int) -> Claim:
+    """On an end that stands for `count` messages of a history with these prefixes."""
+    end.claims += 1
+    known_messages = len(messages) - len(keys) + count
+    if count == len(keys):
+        return Claim(tenant, end.session, keys[-1], end, known_messages)
+    if end.followed_by is None:
+        end.followed_by = keys[count]
+    has_answer = messages[known_messages].get("role") == "assistant"
+    return Claim(tenant, end.session, keys[-1], end, known_messages, has_answer)
 
 
-def _answered_so(ends: list[End], turn: int | None) -> list[End]:
-    """Those that were answered with what follows; else those of whose answer nothing is known, else all."""
-    if turn is None:
-        return ends
-    alike = [end for end in ends if end.answer == turn]
-    return alike or [end for end in ends if end.answer is None] or ends
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """For the end that a history goes on from: `keys` of its prefixes, `said` what sessions were answered."""
+
+    known: Mapping[int, list[End]]
+    said: Collection[tuple[str, int]]
+    keys: list[int]
+    history: Sequence[dict[str, Any]]
+    agent: str
+    votes: Callable[[], dict[str, int]]
+
+    def continued(self, has_assistant: bool) -> tuple[End | None, int]:
+        """That of the longest prefix, and the prefix's length."""
+        taken: End | None = None
+        count = 0
+        is_repeated = False
+        for length in range(len(self.keys) if has_assistant else len(self.keys) - 1, 0, -1):
+            ends = self.known.get(self.keys[length - 1])
+            if not ends:
+                continue
+            runs = _runs_answered_alike(ends, taken) if taken is not None and is_repeated else []
+            quoted = _quoted(ends, self.votes)
+            if quoted and taken is None:
+                return _choose(quoted, self.agent), length
+            is_whole = length == len(self.keys)
+            ends = self._not_opened_so(ends) if is_whole else self._going_on(ends, length)
+            if not ends:
+                continue
+            repeated = {end.session for end in ends if end.agent == self.agent} if is_whole else set()
+            is_repeated = is_repeated or bool(repeated)
+            after = taken.number if taken is not None else -1
+            waiting = [end for end in ends if end.is_open and end.number > after and end.session not in repeated]
+            waiting = waiting or runs
+            if waiting or taken is None:
+                taken, count = _choose(waiting or ends, self.agent), length
+            if waiting:
+                break
+        return taken, count
+
+    def _not_opened_so(self, ends: list[End]) -> list[End]:
+        """Without the sessions that this agent opened with just this history, but for a retry's."""
+        opened = {end.session for end in ends if end.opens and end.agent == self.agent and not end.is_cut}
+        return [end for end in ends if end.session not in opened] if opened else ends
+
+    def _going_on(self, ends: list[End], length: int) -> list[End]:
+        """Those that were answered with the message after that prefix; else those of whose answer nothing is known;
+        else those that nothing speaks against: a client may keep answers in words of its own, but always in the same.
+        """
+        if len(ends) == 1 and ends[0].is_open:
+            return ends
+        ends = [end for end in ends if end.branches < MAX_BRANCHES]
+        message = self.history[length]
+        if message.get("role") != "assistant":
+            # Who was answered goes on with the answer, or did not keep it, once.
+            return [end for end in ends if end.is_open or end.agent != self.agent]
+        turn = turn_of_message(message)
+        if turn is None:
+            return ends
+        alike = [end for end in ends if end.answer == turn]
+        alike = alike or [end for end in ends if (end.session, turn) in self.said]
+        unknown = [end for end in ends if end.answer is None]
+        return alike or unknown or [end for end in ends if end.is_open or end.followed_by == self.keys[length]]
 
 
 def _runs_answered_alike(ends: list[End], repeated: End) -> list[End]:
@@ -211,13 +243,36 @@ def _runs_answered_alike(ends: list[End], repeated: End) -> list[End]:
     return [end for end in ends if end.is_open and end.session != repeated.session and end.answer in answers]
 
 
-def _session_to_join(ends: Sequence[End], agent: str, is_like: Callable[[str], bool]) -> str | None:
-    """The first session that other agents opened and that hasn't gone on without this one.
+def _cut_a_moment_ago(ends: Sequence[End], agent: str, since_s: float) -> End | None:
+    """The opening of this agent whose client went away: it sends the same once more, as SDKs do by themselves."""
+    cut = (end for end in ends if end.is_cut and end.opens and end.is_open and end.agent == agent)
+    return next((end for end in cut if end.at_s >= since_s), None)
 
-    Not one of an agent that is worded like this one: prompts of one make, which open alike in any session.
+
+def _session_to_join(
+    ends: Sequence[End], agent: str, is_like: Callable[[str], bool], ended: Collection[str], since_s: float
+) -> str | None:
+    """A session that another agent opened and that waits for this one: it hasn't gone on without it.
+
+    Not one of an agent that is worded like this one: prompts of one make, which open alike in any session. The task
+    is handed on once it was answered; the oldest goes first, but one that has been left behind, since its agent
+    opened another one later than that, is taken only where there is none but such.
     """
-    closed = {end.session for end in ends if end.continued or end.agent == agent or is_like(end.agent)}
-    return next((end.session for end in ends if end.session not in closed), None)
+    like = {agent for agent in {end.agent for end in ends} if is_like(agent)}
+    # What was cut and sent once more counts by that.
+    others = [end for end in ends if not (end.is_cut and end.branches)]
+    closed = {
+        end.session
+        for end in others
+        if end.branches or end.is_cut or end.agent == agent or end.agent in like or end.session in ended
+    }
+    waiting = [end for end in others if end.session not in closed and end.at_s >= since_s]
+    answered = [end for end in waiting if end.answered_number is not None]
+    newest = {end.agent: end.number for end in ends}
+    current = [end for end in answered if newest[end.agent] < (end.answered_number or 0)]
+    if current or not answered:
+        return next((end.session for end in current or waiting), None)
+    return answered[-1].session
 
 
 def _size(messages: list[dict[str, Any]]) -> int:

@@ -95,6 +95,19 @@ def test_a_header_within_the_limit_is_an_id_and_never_comes_back(bench: Bench, r
     assert max(len(str(event.get("label", ""))) for event in bench.actor.events) <= LABEL_CHARS
 
 
+@pytest.mark.parametrize("empty", [None, [], "", {}, 0, False])
+@pytest.mark.parametrize("name", ["messages", "input", "prompt", "system", "instructions"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_another_routes_field_without_a_value_changes_nothing(bench: Bench, route: str, name: str, empty: Any) -> None:
+    plain = post(bench, route)
+    if name in turn(route, "s", HI):
+        return
+    answer = post(bench, route, **{name: empty})
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 200:
+        assert ours(answer, "agent") == ours(plain, "agent")
+
+
 @pytest.mark.parametrize("field", ["session_id", "agent_hints"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_an_id_of_100_kb_in_the_body_is_hashed(bench: Bench, route: str, field: str) -> None:
@@ -176,6 +189,16 @@ def test_another_tenants_session_id_reaches_nothing(bench: Bench, route: str) ->
     sent = [request for request, _ in bench.handle.requests]
     salts = {one.fields["cache_salt"] if route == RESPONSES else one.cache_salt for one in sent}
     assert len(salts) == 2
+
+
+@pytest.mark.parametrize("route", CONVERSATIONS)
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_session_that_was_ended_is_handed_to_nobody(bench: Bench, route: str, is_final: bool) -> None:
+    task = [{"role": "user", "content": "Find all boats that left the harbour."}]
+    final = {"x-dynamo-session-final": "true"} if is_final else {}
+    first = ours(post(bench, route, final, turns=task, system="You plan the work of others."), "session")
+    worker = ours(post(bench, route, turns=task, system="Search the lists for names."), "session")
+    assert (worker == first) != is_final
 
 
 @pytest.mark.parametrize("route", CONVERSATIONS)
