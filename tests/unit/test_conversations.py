@@ -8,35 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.recognition.conversations import JOIN_WITHIN_S, RETRY_WITHIN_S, ConversationIndex
-from serve_app.recognition.ends import MAX_SESSIONS_PER_END, End, Ends
+from serve_app.recognition.conversations import ConversationIndex
 from serve_app.recognition.turns import turn_of
-
-Messages = list[dict[str, Any]]
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def reply(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
-
-
-class Client:
-    """Names sessions as the gateway would."""
-
-    def __init__(self, index: ConversationIndex) -> None:
-        self.index = index
-        self.minted = 0
-
-    def send(self, messages: Messages, agent: str = "a", tenant: str = "t") -> str:
-        claim = self.index.match(tenant, agent, messages)
-        if claim.session is None:
-            self.minted += 1
-        session = claim.session or f"s{self.minted}"
-        self.index.record(claim, session, agent)
-        return session
+from tests.unit.conversation_kit import TASK, Client, Messages, Runs, reply, user
 
 
 def test_turns_of_one_conversation() -> None:
@@ -88,9 +62,6 @@ def test_shared_few_shot_prefix_joins_nobody() -> None:
     shots = [user("2+2"), reply("4"), user("3+3"), reply("6")]
     sessions = {client.send([*shots, user(f"{n}+1")]) for n in range(5)}
     assert len(sessions) == 5
-
-
-TASK = "count the herons at the weir"
 
 
 def test_agents_that_call_others_turns_the_users_share_a_session() -> None:
@@ -217,24 +188,6 @@ def test_a_history_that_was_tidied_up_goes_on(sent: str, kept: str) -> None:
     assert index.match("t", "a", later).session == "s-1"
 
 
-class Runs:
-    """Runs, answered as told, their requests in any order, at `now_s`."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.index = ConversationIndex(clock=lambda: self.now_s)
-        self.minted = 0
-
-    def send(self, messages: Messages, answer: str | None, is_cut: bool = False, agent: str = "a") -> str:
-        claim = self.index.match("t", agent, messages)
-        self.minted += claim.session is None
-        session = claim.session or f"s{self.minted}"
-        self.index.record(claim, session, agent)
-        if answer is not None:
-            self.index.answered(claim, turn_of([answer]), is_cut)
-        return session
-
-
 def test_runs_at_once_with_short_answers_go_on_with_their_own() -> None:
     """In whatever order; what a client tidied up is still its answer."""
     runs = Runs()
@@ -310,135 +263,6 @@ def test_a_hundred_runs_at_once_go_on_with_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "opening",
-    [
-        [reply("How can I help you today?"), user("Hi")],
-        [user("2+2?"), reply("4"), user("3+3?"), reply("6"), user("5+5?")],
-        [user("Give me JSON."), reply("{")],
-    ],
-)
-def test_clients_that_open_with_the_same_turns_are_strangers(opening: Messages) -> None:
-    """A page's greeting, examples, the beginning of an answer."""
-    runs = Runs()
-    opened = [runs.send(opening, f"ten {n}") for n in range(5)]
-    assert len(set(opened)) == 5
-    for n in (3, 0, 4):
-        assert runs.send([*opening, reply(f"ten {n}"), user("So?")], "so") == opened[n]
-
-
-def test_an_opening_with_turns_is_a_teams_all_the_same() -> None:
-    """Another agent may be given it too, and the client sends it once more where its answer was cut."""
-    runs = Runs()
-    opening = [user("2+2?"), reply("4"), user("Count the herons at the weir.")]
-    one = runs.send(opening, "three", agent="lead")
-    assert runs.send(opening, "two", agent="worker") == one
-    other = runs.send(opening, "fo", is_cut=True, agent="lead")
-    assert other != one
-    assert runs.send(opening, "four", agent="lead") == other
-
-
-def test_a_prompt_that_many_others_begin_with_joins_them_no_more_than_once() -> None:
-    """A greeting that was once asked alone, and what each visitor says then; the answer to it stands in none."""
-    runs = Runs()
-    alone = runs.send([reply("How can I help you today?")], "You can't.")
-    asked = [runs.send([reply("How can I help you today?"), user(f"What is {n}?")], "that") for n in range(20)]
-    assert len(set(asked)) == 20 and asked[1:].count(alone) == 0
-
-
-def test_examples_that_were_once_served_join_no_more_than_may_branch() -> None:
-    runs = Runs()
-    runs.send([user("2+2?")], "4", agent="classifier")
-    asked = [runs.send([user("2+2?"), reply("4"), user(f"{n}+{n}?")], "so", agent="solver") for n in range(200)]
-    assert len(set(asked)) > 100
-
-
-def test_answers_that_contradict_each_other_are_of_several_sessions() -> None:
-    """Of runs that were under way when nothing was known of them; what is known was answered otherwise."""
-    runs = Runs()
-    known = runs.send([user(TASK)], "nine")
-    others = [runs.send([user(TASK), reply(f"{n} of them"), user("And ships?")], "none") for n in range(4)]
-    assert len(set(others)) == 4 and others[1:].count(known) == 0
-    assert runs.send([user(TASK), reply("nine"), user("And ships?")], "one") == known
-
-
-def test_parts_of_a_plan_that_is_kept_in_other_words_stay_together() -> None:
-    runs = Runs()
-    first = runs.send([user("task")], "plan: a, b, c")
-    parts = [runs.send([user("task"), reply("My plan: a, b, c"), user(f"part {n}")], "done") for n in range(4)]
-    assert {first} == set(parts)
-
-
-def test_an_opening_that_was_cut_is_sent_once_more() -> None:
-    runs = Runs()
-    first = runs.send([user(TASK)], "Thr", is_cut=True)
-    runs.now_s += RETRY_WITHIN_S
-    assert runs.send([user(TASK)], "Three.") == first, "a timeout's retry"
-    assert runs.send([user(TASK)], "Two.") != first, "it was sent once more already"
-    runs.send([user(f"{TASK}, again")], "Thr", is_cut=True)
-    runs.now_s += RETRY_WITHIN_S + 1.0
-    assert runs.send([user(f"{TASK}, again")], "Three.") == "s4", "long after it is another one's"
-
-
-@pytest.mark.parametrize("how", ["cut", "left", "ended"])
-def test_a_run_that_never_got_to_its_worker_holds_back_no_later_one(how: str) -> None:
-    runs = Runs()
-    orphan = runs.send([user(TASK)], "Three.", is_cut=how == "cut", agent="lead")
-    runs.now_s += RETRY_WITHIN_S + 1.0
-    if how == "ended":
-        runs.index.ended("t", orphan)
-    for number in range(4):
-        opened = runs.send([user(TASK)], "Ask the worker.", agent="lead")
-        assert runs.send([user(TASK)], f"{number}", agent="worker") == opened
-        assert runs.send([user(TASK), reply(f"{number}")], "done", agent="lead") == opened
-        assert opened != orphan
-
-
-def test_a_retry_of_the_one_who_hands_over_is_joined_like_any() -> None:
-    runs = Runs()
-    first = runs.send([user(TASK)], "As", is_cut=True, agent="lead")
-    assert runs.send([user(TASK)], "Ask the worker.", agent="lead") == first
-    assert runs.send([user(TASK)], "three", agent="worker") == first
-
-
-def test_nobody_joins_what_was_left_long_ago_or_has_ended() -> None:
-    runs = Runs()
-    one = runs.send([user(TASK)], "Three.", agent="lead")
-    runs.now_s += JOIN_WITHIN_S
-    assert runs.send([user(TASK)], "three", agent="worker") == one
-    runs.now_s += JOIN_WITHIN_S + 1.0
-    assert runs.send([user(TASK)], "three", agent="other") == "s2"
-    runs.index.ended("t", "s2")
-    assert runs.send([user(TASK)], "three", agent="late") == "s3"
-
-
-def test_workers_of_runs_at_once_join_in_the_order_in_which_they_were_answered() -> None:
-    runs = Runs()
-    opened = [runs.send([user(TASK)], "Ask the worker.", agent="lead") for _ in range(4)]
-    assert len(set(opened)) == 4
-    assert [runs.send([user(TASK)], "three", agent="worker")] == [opened[3]], "each opened after the last was answered"
-    runs = Runs()
-    claims = [runs.index.match("t", "lead", [user(TASK)]) for _ in range(3)]
-    for number, claim in enumerate(claims):
-        runs.index.record(claim, f"s{number}", "lead")
-    for claim in claims:
-        runs.index.answered(claim, turn_of(["Ask the worker."]), False)
-    assert [runs.send([user(TASK)], "three", agent="worker") for _ in range(3)] == ["s0", "s1", "s2"]
-
-
-def test_a_history_without_what_led_to_an_answer_goes_on_with_its_own() -> None:
-    """As where a handoff leaves out the tools' messages: what was said last is an answer to a later prompt."""
-    runs = Runs()
-    opened = {}
-    for name in "abcd":
-        opened[name] = runs.send([user("hi")], f"look({name})")
-    for name in "abcd":
-        looked = [user("hi"), reply(f"look({name})"), {"role": "tool", "content": name}]
-        assert runs.send(looked, f"over {name}") == opened[name]
-    for name in "cadb":
-        assert runs.send([user("hi"), reply(f"over {name}"), user("go")], "x", agent="next") == opened[name]
-
-
-@pytest.mark.parametrize(
     ("answered", "kept"),
     [
         ('weather{"city": "K\u00f6ln"}', 'weather{"city":"K\\u00f6ln"}'),
@@ -448,24 +272,3 @@ def test_a_history_without_what_led_to_an_answer_goes_on_with_its_own() -> None:
 )
 def test_a_turn_is_the_same_however_its_client_writes_it(answered: str, kept: str) -> None:
     assert turn_of([answered]) == turn_of([kept]) is not None
-
-
-@given(st.lists(st.tuples(st.sampled_from("tu"), st.integers(0, 5), st.booleans()), max_size=60))
-def test_ends_are_bounded_end_by_end(requests: list[tuple[str, int, bool]]) -> None:
-    """Many sessions at few histories as well as few at many; a tenant within an equal share loses none to others."""
-    ends = Ends(cap=8)
-    added: dict[str, int] = {"t": 0, "u": 0}
-    for number, (tenant, key, _) in enumerate(requests):
-        ends.add(tenant, key, End(f"s{number}", "a", number, 0.0))
-        added[tenant] += 1
-        held = {name: sum(map(len, ends.part(name).values())) for name in "tu"}
-        assert len(ends) == sum(held.values()) <= 8
-        assert all(held[name] >= min(added[name], 4) for name in "tu")
-
-
-def test_no_more_sessions_stand_at_one_history_than_are_looked_at() -> None:
-    ends = Ends()
-    for number in range(MAX_SESSIONS_PER_END + 9):
-        ends.add("t", 1, End(f"s{number}", "a", number, 0.0))
-    assert [end.session for end in ends.part("t")[1]][:1] == ["s9"]
-    assert len(ends) == len(ends.part("t")[1]) == MAX_SESSIONS_PER_END
