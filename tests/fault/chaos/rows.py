@@ -261,7 +261,7 @@ ROWS = (
         costs=BEGUN,
         engines=("vllm",),
     ),
-    Row("replica hung (SIGSTOP)", lambda server: faults.paused(server.replicas[0]), 60.0, engines=("simulated",)),
+    Row("replica hung (SIGSTOP) 30 s", lambda server: faults.paused(server.replicas[0]), 30.0),
     Row(
         "EngineCore hung (SIGSTOP)",
         hung_for_good(lambda server: server.pids("EngineCore")[0]),
