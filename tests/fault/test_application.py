@@ -1,5 +1,5 @@
-"""An engine or a replica's process that hangs under a whole application: what waits for it is answered elsewhere, long
-before it is ended."""
+"""A whole application with simulated engines: requests leave what hangs long before it ends; it may be shut down and
+run again at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -20,7 +21,7 @@ from replicas.settings import WatchdogSettings
 from serve_app.app import build_app
 from serve_app.routing_state import STUCK_AFTER_S
 from tests.fault import faults
-from tests.gateway_kit import MODEL, body, ours, state, wait_for
+from tests.gateway_kit import MODEL, agents, body, ours, state, wait_for
 from tests.server_kit import Server, free_port, server_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +30,24 @@ REQUESTS = 16
 """At once, so that none of two replicas is left out by chance (1 in 32,768)."""
 
 
+@dataclass(frozen=True)
+class Served(Server):
+    """`arguments`: of the application."""
+
+    arguments: dict[str, Any]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+def run(arguments: dict[str, Any], port: int) -> None:
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(build_app(arguments), name=APPLICATION, route_prefix="/")
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     content = server_config(tmp_path_factory.mktemp("stuck"), "unused")
     arguments = content["applications"][0]["args"]
     cost = {"prefill_s_per_token": 0.0, "decode_s_per_token": 0.0}
@@ -39,9 +56,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build_app(arguments), name=APPLICATION, route_prefix="/")
-        yield Server(f"http://127.0.0.1:{port}", MODEL, 0)
+        run(arguments, port)
+        yield Served(f"http://127.0.0.1:{port}", MODEL, 0, arguments)
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -82,7 +98,7 @@ def processes_of_replicas() -> list[int]:
     return found
 
 
-def test_requests_leave_a_replica_whose_process_hangs_and_come_back_to_it(served: Server) -> None:
+def test_requests_leave_a_replica_whose_process_hangs_and_come_back_to_it(served: Served) -> None:
     with served.client("ops") as operator:
         wait_for(lambda: len(silent(operator)) == 2, 120, "both replicas report")
         both = {told.replica for told in ask_all(served, 0)}
@@ -97,7 +113,7 @@ def test_requests_leave_a_replica_whose_process_hangs_and_come_back_to_it(served
         wait_for(lambda: {told.replica for told in ask_all(served, 300)} == both, 60, "it has requests again")
 
 
-def test_requests_leave_a_stuck_engine(served: Server) -> None:
+def test_requests_leave_a_stuck_engine(served: Served) -> None:
     with served.client("ops") as operator:
         wait_for(lambda: len(silent(operator)) == 2, 120, "both replicas report")
         assert {told.replica for told in ask_all(served, 0)} == set(silent(operator))
@@ -113,3 +129,18 @@ def test_requests_leave_a_stuck_engine(served: Server) -> None:
         later = ask_all(served, 200)
         assert {told.replica for told in later} == {living}
         assert max(told.seconds for told in later) < STUCK_AFTER_S, "nobody waits for it any more"
+
+
+@pytest.mark.long
+def test_it_is_shut_down_and_run_again_at_once(served: Served) -> None:
+    """No name is taken, and what was learnt is there."""
+    with served.client("ops") as operator:
+        before, known = set(silent(operator)), set(agents(operator))
+        assert known
+    serve.shutdown()
+    run(served.arguments, served.port)
+    with served.client("ops") as operator:
+        wait_for(lambda: len(silent(operator)) == 2, 120, "both new replicas report")
+        assert not before & set(silent(operator))
+        assert known <= set(agents(operator))
+        assert {told.replica for told in ask_all(served, 400)} == set(silent(operator))
