@@ -1,4 +1,4 @@
-"""Plain numbers that name a run: `Run: 17`, `Session #8841`, `/work/run_17/` (pure).
+"""Plain numbers that name a run: `Run: 17`, `Session #8841`, `/data/run_17/` (pure).
 
 `Budget per task: 1000 tokens` and `Timeout of a request: 1500 ms` are limits, and what two agents differ in. So a
 number counts only where its noun stands for the run itself, nothing stands before the noun that the number could be a
@@ -12,17 +12,18 @@ RUN = r"(?:run|session|sess|trace|thread|conversation|conv|trajectory|invocation
 
 MAX_BEFORE_CHARS = 48
 _MARKS = " #:=>_-\"'`*"
-_ENDS = frozenset({"run", "ion", "ess", "ace", "ead", "onv", "ory", "xec", "nce", "uid", "est", "job"})
+_ENDS = frozenset({"run", "ion", "ess", "ace", "ead", "onv", "ory", "xec", "nce", "uid", "req", "est", "job"})
 """Of the nouns: few numbers have one before them, and only there more is looked at."""
 
 _HEAD = r"(?:^|[\n\"'`(\[{<|;]|[.!] )[ \t#>*-]{0,8}[\"'`]?(?:(?:this|your|my|the current|the|current) )?"
 _IS = r"(?: ?[:=>]\*{0,2} ?|[-_])[\"'`]?"
 _BEFORE = re.compile(
     rf"(?:{_HEAD}(?:(?P<told>(?:{RUN}|nonce|uuid|guid)[\"'`*]{{0,3}}{_IS})|(?P<bare>{RUN} ))"
-    rf"|(?P<part>(?:/|[:=] ?[\"'`]?){RUN}[-_])|(?P<sign>(?<![^\W_])(?:{RUN}|request|job) ?#))\Z",
+    rf"|(?P<part>(?:/|[:=] ?[\"'`]?){RUN}[-_])|(?P<value>[:=] ?[\"'`]?(?:req|request|job)[-_])"
+    rf"|(?P<sign>(?<![^\W_])(?:{RUN}|request|job) ?#))\Z",
     re.IGNORECASE,
 )
-_LEAST_DIGITS = {"told": 2, "bare": 3, "part": 2, "sign": 1}
+_LEAST_DIGITS = {"told": 2, "bare": 3, "part": 2, "value": 4, "sign": 1}
 _BEHIND = re.compile(r"[\"'`*]{0,3}[ \t]{0,4}(?:\Z|[\n\r)\]}>|<;]|[,/.](?!\d))")
 _YEAR = re.compile(r"(?:19|20)\d\d\Z")
 
