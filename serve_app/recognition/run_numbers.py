@@ -32,9 +32,11 @@ def is_run_number(text: str, start: int, end: int) -> bool:
     """Whether the digits from `start` to `end` are one."""
     if text[max(0, start - 12) : start].rstrip(_MARKS)[-3:].lower() not in _ENDS:
         return False
+    # What is behind is known much sooner than what is before.
+    is_alone = _BEHIND.match(text, end) is not None and _YEAR.match(text, start, end) is None
+    if not is_alone and text[start - 1] != "#":
+        return False
     before = _BEFORE.search(text, max(0, start - MAX_BEFORE_CHARS), start)
     if before is None or end - start < _LEAST_DIGITS[str(before.lastgroup)]:
         return False
-    if before.lastgroup == "sign":
-        return not text[end : end + 1].isalnum()
-    return _BEHIND.match(text, end) is not None and _YEAR.match(text, start, end) is None
+    return is_alone or (before.lastgroup == "sign" and not text[end : end + 1].isalnum())
