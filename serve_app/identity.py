@@ -76,6 +76,9 @@ NEWS_MESSAGES = 2
 SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
 
 _ABSENT = frozenset({"", "null", "none", "undefined", "nil"})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters and halves of pairs. `isprintable` refuses more: wide and fixed spaces, what joins the letters of
+a Persian word or the parts of an emoji, and letters that are newer than this Python."""
 
 
 class Identity(NamedTuple):
@@ -316,7 +319,7 @@ def declared_value(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     text = value.strip()
-    if text.lower() in _ABSENT or not text.isprintable():
+    if text.lower() in _ABSENT or (not text.isprintable() and _CONTROL.search(text)):
         return None
     return text
 
@@ -371,7 +374,8 @@ def preamble_of(prompt: Any) -> tuple[str, str]:
 
 
 def _label(text: str) -> str:
-    """A short readable name: the first line that says something, without control characters."""
+    """A short readable name: the first line that says something, without control characters or what turns the
+    direction of writing."""
     start = 0
     while start < min(len(text), LABEL_FROM_CHARS):
         stop = text.find("\n", start, start + LABEL_FROM_CHARS)

@@ -45,7 +45,9 @@ HEADS = frozenset(
 """The first three letters of what may stand before a date's digits and belong to it."""
 
 CLOCK_WORD = (
-    r"(?:(?<![^\W_])|(?-i:(?<=[a-z])(?=[TDC])))(?:date|time|datetime|timestamp|clock|now|todays?|epoch|unix|ts|datum"
+    r"(?:(?<![^\W_])|(?-i:(?<=[a-z])(?=[TDC])))"
+    r"(?:(?:date|time|datetime|timestamp|epoch|now)(?:in)?(?:ms|millis(?:econds)?|seconds|nanos)?"
+    r"|clock|todays?|unix|ts|datum"
     r"|uhrzeit|zeit|heute|jetzt|fecha|hora|hoy|ahora|heure|jour|aujourd['’]hui|maintenant|oggi|adesso|orario|hoje|agora"
     r"|data (?:attuale|corrente|odierna|di oggi|atual|de hoje)|vandaag|nu|tijd|dzisiaj|dziś|teraz|godzina"
     r"|сегодня|сейчас|дата|время|bugün|şimdi|tarih|saat)(?![^\W_])"
@@ -55,11 +57,12 @@ CLOCK_WORD = (
 
 IT_IS = (
     r"it is|it['’]s|currently|as of|es ist|il est|nous sommes(?: le)?|son las|estamos a|são|è il|sono le|siamo il"
-    r"|wir haben den|het is"
+    r"|wir haben den|het is|generated (?:at|on)"
+    r"|(?:run|session|conversation|chat|thread) (?:was |has )?(?:started|began|created|opened)(?: at| on|:)"
 )
 BETWEEN = (
     r"[ ,]*(?:at|um|à|às|a las|(?:alle )?ore|alle|om|в|(?:o )?godz\.|saat|on|the|der|den|le|el) "
-    r"|[ ,，]*(?:上午|下午|午前|午後|오전|오후) ?|[ ,，、T_(（-]{1,3}|\. ?|"
+    r"| [|·•–—-] |[ ,，]*(?:上午|下午|午前|午後|오전|오후) ?|[ ,，、T_(（-]{1,3}|\. ?|"
 )
 """What may stand between the parts of one moment."""
 

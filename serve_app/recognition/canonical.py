@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 from blake3 import blake3
 
 from runtime_actor.fair_map import FairMap
@@ -22,6 +23,16 @@ MAX_MEMO_ENTRIES = 4096
 
 TOOLS_BYTES = 65_536
 """Of a request's tools without another allocation; more is a matter of time alone."""
+
+MAX_MARKS = 30
+"""Accents in a row, as in Unicode's stream-safe text; no language has half as many."""
+
+_END_OF_MARKS = 0x20000
+_MARKS = frozenset(filter(unicodedata.combining, map(chr, range(0x300, _END_OF_MARKS)))) | {*"\u0f73\u0f75\u0f81"}
+"""Accents, and three signs that are made of nothing else."""
+
+_IS_MARK = np.zeros(_END_OF_MARKS + 1, np.bool_)
+_IS_MARK[[*map(ord, _MARKS)]] = True
 
 LEADING_ROLES = frozenset({"system", "developer"})
 
@@ -52,8 +63,27 @@ def canonical_text(text: str) -> str:
 
 
 def composed(text: str) -> str:
-    """Letters with accents in one of the two forms that they have."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
+    """Letters with accents in one of the two forms that they have.
+
+    A text with more accents in a row than any real one stays as it is: to put them in order takes the square of
+    their number, minutes for a megabyte.
+    """
+    return text if text.isascii() or _has_too_many_marks(text) else unicodedata.normalize("NFC", text)
+
+
+def _has_too_many_marks(text: str) -> bool:
+    # So many in a row have one at a multiple of their number, and most texts have none there.
+    if _MARKS.isdisjoint(text[:: MAX_MARKS + 1]):
+        return False
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    runs = _IS_MARK[np.minimum(codes, _END_OF_MARKS)]
+    # What begins a run of 2, of 4, and so on.
+    size = 1
+    while size <= MAX_MARKS:
+        step = min(size, MAX_MARKS + 1 - size)
+        runs = runs[:-step] & runs[step:]
+        size += step
+    return bool(runs.any())
 
 
 def _with_single_spaces(text: str) -> str:

@@ -6,7 +6,7 @@ a digit at the head of a word or before a letter is what a moment or an id can't
 - a moment that can be nothing but a clock: a date with a time, a time with seconds, a weekday with its date;
 - a date or a time alone, which needs a word near it (`Today is ...`, `Datum: ...`): a sentence may hold one;
 - an id by its form: a UUID, ULID, hash, base64 or nanoid, or digits behind a word such as `req_`;
-- anything behind `run id:`, `"sessionId":`, `<trace-id>` and the like.
+- anything behind `run id:`, `"sessionId":`, `<trace-id>` and the like, and a run's own number (see `run_numbers.py`).
 
 A year, a version, a model's name, a number of steps or an opening hour stay what they are.
 """
@@ -19,9 +19,13 @@ from itertools import pairwise
 import numpy as np
 
 from serve_app.recognition import calendar_words as words
+from serve_app.recognition.run_numbers import RUN, is_run_number
 
 LEAST_ID_CHARS = 12
 """A shorter run of letters and digits is a name, unless a word such as `req_` stands before it."""
+
+LEAST_HEX_CHARS = 6
+"""Directly behind what names a run, as in `thread 4f2a9c`."""
 
 LEAST_JOINED_CHARS = 8
 """Behind a word and an underscore, as in `thread_abc123XYZ`: many names of tools and fields look so."""
@@ -39,6 +43,9 @@ MAX_PLACES = 2048
 
 MAX_PART_CHARS = 40
 """Of one date or time."""
+
+MAX_TEMPORARY_CHARS = 40
+"""How far before a digit the folder may be named that makes it a temporary name's."""
 
 _MASK = "#"
 
@@ -67,18 +74,22 @@ _PART = re.compile(
     rf"(?P<day>{words.DAY}|{words.DAY_IN_BRACKETS})"
     r"|(?P<seconds>\d{1,2}:\d\d:\d\d(?:[.,]\d+)?(?: ?[ap]\.?m\b\.?)?)"
     r"|(?P<stamp>20[0-4]\d[01]\d[0-3]\d[T_-]?[0-2]\d[0-5]\d[0-5]\d(?:[.,]?\d{3,6})?(?!\d|\.\d)"
-    r"|\d{4}-\d\d-\d\d[T_ -]\d\d-\d\d-\d\d(?![\d-]))"
+    r"|\d{4}-\d\d-\d\d[T_ -]\d\d-\d\d-\d\d(?![\d-])"
+    r"|20[0-4]\d[01]\d[0-3]\d(?-i:T)[0-2]\d[0-5]\d(?!\d)"
+    r"|(?<=datetime\()\d{4}(?:, ?\d{1,2}){4,5}(?:, ?\d{1,6})?(?!\d))"
     r"|(?P<time>\d{1,2}:\d\d(?![\d:])(?: ?[ap]\.?m\b\.?| uhr\b)?"
     rf"|\d{{1,2}} ?(?:[ap]\.m\.|[ap]m\b|uhr\b|o'clock)|\d\d?h\d\d\b|{words.TIMES_WITH_SIGNS})"
     r"|(?P<date>\d{4}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{1,2}(?!\d)"
     r"|\d{1,2}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{4}(?!\d)|\d\d?/\d\d?/\d\d(?!\d)|\d\d\.\d\d\.\d\d(?![\d.])"
     r"|\d{4}-w\d\d(?:-\d)?\b|\d{4}-[0-3]\d\d(?!\d)|20[0-4]\d[01]\d[0-3]\d(?!\d)"
+    r"|20\d\d[/-](?:0[1-9]|1[0-2])(?![\w/-]|\.\d)|(?<=date\()\d{4}(?:, ?\d{1,2}){2}(?!\d)"
     rf"|{words.DATES_WITH_SIGNS}"
     rf"|\d{{1,2}}(?:st|nd|rd|th|er|º|\.)?{_OF}{words.MONTH}\.?(?:,?{_OF}{_YEAR}{words.AFTER_YEAR})?"
     rf"|{words.MONTH}\.? +(?:the )?(?:\d{{1,2}}(?![\d:])(?:st|nd|rd|th)?(?:,? {_YEAR})?|{_YEAR}))"
     r"|(?P<epoch>1\d{9}(?:\d{3}){0,3}(?:\.\d+)?(?![\w.-]))"
     rf"|(?P<year>{_YEAR})"
-    r"|(?P<zone>(?-i:Z|UTC|GMT|[A-Z]{2,4}T)\b(?:[+-]\d{1,2}(?::?\d\d)?)?|[+-]\d\d:?\d\d)",
+    r"|(?P<zone>(?-i:Z|UTC|GMT|[A-Z]{2,4}T)\b(?:[+-]\d{1,2}(?::?\d\d)?)?|[+-]\d\d:?\d\d(?: (?-i:[A-Z]{3,4})\b)?)"
+    r"|(?P<since>m=[+-]\d+\.\d+)",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(words.BETWEEN, re.IGNORECASE)
@@ -111,8 +122,11 @@ _NAMED = re.compile(
 )
 _JOINED = re.compile(rf"(?<![^\W_])(?:{_NOUN}|chatcmpl|resp|wf|toolu)_\Z", re.IGNORECASE)
 _NOUN_AT_HEAD = re.compile(rf"(?:{_NOUN}|chatcmpl|resp|wf|toolu)[_-]", re.IGNORECASE)
-_TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?![\w])")
-"""A folder or file as Python's `tempfile` names it."""
+_RUN_BEFORE = re.compile(rf"(?<![^\W_]){RUN} \Z", re.IGNORECASE)
+_TEMPORARY = re.compile(
+    r"/tmp(?:(?P<whole>[a-z0-9_]{8})|(?:/[a-z]{1,24})?[._-](?P<tail>[0-9A-Za-z]{6,12}))(?!\w)",
+)
+"""A folder or file as Python's `tempfile`, Node's `mkdtemp` or `mktemp` name it."""
 
 _UUID_HERE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE)
 _PIECE = re.compile(r"[0-9A-Za-z+/]+={0,2}")
@@ -123,7 +137,10 @@ _TO_LAST_DIGIT = re.compile(r".*\d", re.DOTALL)
 _TOKENS_LEFT = re.compile(r"\d[\d,.]{0,24}(?= tokens (?:left|remaining|used)\b)", re.IGNORECASE)
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
 _HEX = re.compile(r"(?:[0-9a-f]+|[0-9A-F]+)\Z")
-_WORD_AND_NUMBER = re.compile(r"[A-Za-z]{4,}\d+\Z")
+_WORD_OR_AMOUNT = re.compile(r"[A-Za-z]{4,}\d+\Z|\d+(?![0-9a-f]{2,}\Z)[A-Za-z]*\Z")
+"""`planner17`, `2000`, `1500ms`."""
+
+_FIXED_SPACES = "\u00a0\u202f\u2009\u3000"
 
 _MOMENTS = frozenset({"seconds", "stamp", "time", "date", "epoch"})
 _CLOCKS = frozenset({"seconds", "stamp"})
@@ -135,11 +152,19 @@ def without_noise(text: str) -> str:
     """`text` with each moment and id made the same. The rest, and so its length, is as it was."""
     parts: list[str] = []
     done = 0
-    for start, end in sorted({*_ids_given(text), *_weekdays(text), *_near_digits(text)}):
+    spaced = text if text.isascii() else _with_plain_spaces(text)
+    for start, end in sorted({*_ids_given(spaced), *_weekdays(spaced), *_near_digits(spaced)}):
         if start >= done:
             parts += text[done:start], _MASK
             done = end
     return "".join((*parts, text[done:])) if parts else text
+
+
+def _with_plain_spaces(text: str) -> str:
+    """Dates and times are often written with spaces at which no line breaks."""
+    for space in _FIXED_SPACES:
+        text = text.replace(space, " ")
+    return text
 
 
 def _positions(word: str, text: str) -> list[int]:
@@ -258,10 +283,11 @@ def _id_at(text: str, at: int, end: int, done: int) -> tuple[Span | None, int]:
     left = _TOKENS_LEFT.match(text, at)
     if left is not None:
         return left.span(), left.end()
-    folder = text.rfind("/tmp", max(done, at - 11), at)
-    temporary = _TEMPORARY.match(text, folder) if folder >= 0 else None
+    if is_run_number(text, at, end):
+        return (at, end), end
+    temporary = _temporary_at(text, at, done)
     if temporary is not None:
-        return (folder + 4, temporary.end()), temporary.end()
+        return temporary, temporary[1]
     start = at
     while start > done and at - start < MAX_TOKEN_CHARS and text[start - 1] in _ID_CHARS:
         start -= 1
@@ -279,12 +305,26 @@ def _id_at(text: str, at: int, end: int, done: int) -> tuple[Span | None, int]:
     return None, end
 
 
+def _temporary_at(text: str, at: int, done: int) -> Span | None:
+    folder = text.rfind("/tmp", max(done, at - MAX_TEMPORARY_CHARS), at)
+    found = _TEMPORARY.match(text, folder) if folder >= 0 else None
+    if found is None or found.end() <= at:
+        return None
+    if found["tail"] is not None and _changes(found["tail"]) < 3:
+        return None
+    return found.span(str(found.lastgroup))
+
+
 def _is_id(text: str, start: int, end: int) -> bool:
     token = text[start:end]
     digits = sum(map(str.isdigit, token))
     if _NAMED.search(text, max(0, start - 24), start):
-        return len(token) >= 4 and digits >= 2 and _WORD_AND_NUMBER.match(token) is None
-    if len(token) < LEAST_JOINED_CHARS or digits < 2:
+        return len(token) >= 4 and digits >= 2 and _WORD_OR_AMOUNT.match(token) is None
+    if len(token) < LEAST_HEX_CHARS or digits < 2:
+        return False
+    if _HEX.match(token) and _changes(token) >= 2 and _RUN_BEFORE.search(text, max(0, start - 16), start):
+        return True
+    if len(token) < LEAST_JOINED_CHARS:
         return False
     if text[start - 1 : start] == "_" and _JOINED.search(text, max(0, start - 24), start) and _changes(token) >= 3:
         return True

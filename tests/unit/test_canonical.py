@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import timeit
+import unicodedata
 from typing import Any
 
 import pytest
@@ -9,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.recognition import canonical
-from serve_app.recognition.canonical import CanonicalDigests, canonical_text, strip_billing, text_of
+from serve_app.recognition.canonical import (
+    MAX_MARKS,
+    CanonicalDigests,
+    canonical_text,
+    composed,
+    strip_billing,
+    text_of,
+)
 from serve_app.recognition.canonical import digest_of_tools as digest_into
 
 SAME = [
@@ -59,6 +70,36 @@ def test_billing_line_leaves_the_rest_untouched() -> None:
 def test_canonical_text_is_stable(text: str) -> None:
     once = canonical_text(text)
     assert canonical_text(once) == once
+
+
+def is_mark(char: str) -> bool:
+    return not "\ud800" <= char <= "\udfff" and unicodedata.combining(unicodedata.normalize("NFD", char)[0]) > 0
+
+
+MARKS = list(filter(is_mark, map(chr, range(sys.maxunicode + 1))))
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73", "\u0f71\u0f75", "\u0344\u0323", "\U0001e94a\u0323"])
+def test_cost_of_accents_in_a_row_grows_with_their_number_alone(marks: str) -> None:
+    """Ten times the accents took a hundred times as long: minutes for one message of a megabyte."""
+
+    def cost_s(count: int) -> float:
+        return min(timeit.repeat(lambda: composed("a" + marks * count), number=1, repeat=5))
+
+    assert cost_s(30_000) < 40 * cost_s(3_000)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * MAX_MARKS), st.integers(1, 3)), max_size=8), st.randoms())
+def test_texts_are_composed_unless_one_row_has_too_many_accents(rows: list[tuple[int, int]], random_: Any) -> None:
+    text = "".join("".join(random_.choices(MARKS, k=marks)) + "a" * letters for marks, letters in rows) + "e\u0301"
+    longest = max(len(list(group)) for found, group in itertools.groupby(text, is_mark) if found)
+    assert composed(text) == (text if longest > MAX_MARKS else unicodedata.normalize("NFC", text))
+
+
+def test_no_accent_is_overlooked_wherever_it_stands() -> None:
+    for mark in MARKS:
+        text = "\U0001f389 e\u0301 " + mark * (MAX_MARKS + 1) + " \ud800"
+        assert composed(text) == text
 
 
 def test_one_part_is_a_string() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import unicodedata
 from typing import Any
 
 import pytest
@@ -184,6 +186,26 @@ def test_labels_are_short_and_printable(resolver: IdentityResolver) -> None:
 def test_declared_value() -> None:
     assert declared_value(" a ") == "a"
     assert declared_value(5) is None and declared_value(["a"]) is None
+
+
+def test_any_id_without_control_characters_is_taken(resolver: IdentityResolver) -> None:
+    """Category `Cc` and surrogates are refused, each and every other character is somebody's letter."""
+    for char in map(chr, range(sys.maxunicode + 1)):
+        is_control = unicodedata.category(char) in ("Cc", "Cs")
+        assert declared_value(f"a{char}b") == (None if is_control else f"a{char}b")
+
+
+NAMES = ["会\u3000議", "a\u00a0b", "کتاب\u200cخانه", "\U0001f469\u200d\U0001f4bb", "\U0001fae9", "\u202etxt.\u202c"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_id_in_any_writing_is_one_session_and_its_label_can_be_shown(name: str, resolver: IdentityResolver) -> None:
+    raw = [(b"x-session-id", name.encode()), (b"x-claude-code-agent-id", name.encode())]
+    in_headers = resolver.resolve("t", fold_headers(raw), chat()).identity
+    in_body = who(resolver, chat(session_id=name, agent_hints={"agent_id": name}))
+    assert in_headers.session == in_body.session and in_headers.agent == in_body.agent
+    assert in_headers.session_source == "x-session-id" and in_body.session_source == "session_id"
+    assert in_headers.label == in_body.label and in_headers.label.isprintable()
 
 
 def test_cost_of_a_long_conversation(resolver: IdentityResolver) -> None:

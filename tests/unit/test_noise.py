@@ -133,6 +133,26 @@ SAME = [
     ("see /a/V1StGXR8_Z5jdHi6B-myT/b", "see /a/Xb2StGR8-Z5jdHi6B_kyT/b"),
     ("Follow thread_abc123XYZ90.", "Follow thread_Zq7A11bX3c9."),
     ("Call toolu_01A09q90qw90lq917835lq9 failed", "Call toolu_01B17r91tw22mk004211ab3 failed"),
+    ("Now: datetime.datetime(2026, 3, 9, 6, 0, 31)", "Now: datetime.datetime(2026, 3, 10, 17, 1, 32)"),
+    ("Run of datetime.datetime(2026, 3, 9, 6, 0)", "Run of datetime.datetime(2026, 11, 10, 17, 1)"),
+    ("today = datetime.date(2026, 3, 9)", "today = datetime.date(2026, 11, 10)"),
+    ("Now: 20260309T0600Z", "Now: 20260310T0710Z"),
+    ("Now: 2026-03-09 06:00:31.123 +0000 UTC m=+0.001", "Now: 2026-03-10 07:00:31.523 +0000 UTC m=+13.201"),
+    ("Now: 2026-03-09 06:00:31.1 +0100 CET m=+0.001", "Now: 2026-07-10 07:00:31.523 +0200 CEST m=+13.201"),
+    ("Current date & time — 9 March 2026 | 06:00", "Current date & time — 10 April 2026 | 07:12"),
+    ("2026-03-09 - 06:00", "2026-03-10 - 07:12"),
+    ("Current date: 2026-03", "Current date: 2026-04"),
+    ("Current date: 2026/03", "Current date: 2026/12"),
+    ("currentTimeMillis=1773079231123", "currentTimeMillis=1773079299999"),
+    ("current_time_ms: 1773079231123", "current_time_ms: 1773079299999"),
+    ("epochSeconds: 1773079231", "epochSeconds: 1773079232"),
+    ("Session started at 10:31", "Session started at 11:45"),
+    ("This conversation was opened on 9 March", "This conversation was opened on 10 April"),
+    ("Generated at 10:31", "Generated at 11:45"),
+    ("Current time: 3/9/2026, 6:00:31\u202fAM", "Current time: 3/10/2026, 11:10:32\u202fPM"),
+    ("日期：2026年3月9日\u300010:30", "日期：2026年3月10日\u300011:31"),
+    ("cwd: /tmp/agent-x8f3k2/", "cwd: /tmp/agent-q9d1m7/"),
+    ("cwd: /tmp/tmp.Xb3kQ9fTz1", "cwd: /tmp/tmp.Q1d8mN7aa2"),
 ]
 AT_THE_HEAD = [
     ("2026-03-09 06:00:31 You are a helper", "2026-03-10 07:01:32 You are a helper"),
@@ -207,6 +227,12 @@ DIFFERENT = [
     ("Call event_2024spring", "Call event_2025autumn"),
     ("Read /tmp/report2024/a", "Read /tmp/report2025/a"),
     ("3 tools at most. You are a helper", "4 tools at most. You are a helper"),
+    ("Read /tmp/report-2024q3/a", "Read /tmp/report-2025q4/a"),
+    ("Read /tmp/model-v2large/a", "Read /tmp/model-v3large/a"),
+    ("The treaty of 2024-05 holds.", "The treaty of 2024-06 holds."),
+    ("You are gpt-4o-2024-08 now", "You are gpt-4o-2024-05 now"),
+    ("The shop is opened at 10:30", "The shop is opened at 11:30"),
+    ("Serve 3 | 4 guests", "Serve 3 | 5 guests"),
 ]
 
 
@@ -247,6 +273,13 @@ def test_white_space_and_composed_letters_are_no_content(one: str, other: str) -
     assert canonical_text(one) == canonical_text(other)
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u202f", "\u2009", "\u3000"])
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_no_line_breaks_within_a_moment(one: str, other: str, space: str) -> None:
+    """Each kind of space is white space before noise is looked for, as it is behind that."""
+    assert canonical_text(prompt(one.replace(" ", space))) == canonical_text(prompt(other))
+
+
 def test_a_moment_is_taken_whole() -> None:
     text = "Now: Mon, 09 Mar 2026 06:00:31 GMT. Step 3 of 5."
     assert without_noise(text) == "Now: #. Step 3 of 5."
@@ -265,6 +298,15 @@ HOSTILE = [
     "9",
     "9,",
     "oday is mon ",
+    "run_1/",
+    "run #1 ",
+    "Run: 17 ",
+    "thread 1a2b3c ",
+    "/tmp/a-1b",
+    "/tmp.1b2c3d",
+    "datetime(2026, 1, 1, 1, 1, ",
+    "m=+0.0",
+    "\u00a01\u202f",
     "the 1 ",
 ]
 
