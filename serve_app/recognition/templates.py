@@ -20,7 +20,10 @@ from dataclasses import dataclass, field
 from runtime_actor.fair_map import FairMap
 
 MAX_TEXTS = 4096
-"""System texts of all tenants, who share the memory fairly; the one not sent for longest is forgotten."""
+"""System texts of all tenants, who share the memory fairly; the one not sent for longest is forgotten.
+
+Whoever holds a text holds the keys of all its sentences, so nothing holds one that is forgotten.
+"""
 
 MAX_SESSIONS = 4096
 MAX_TEXTS_PER_LINE = 16
@@ -115,7 +118,8 @@ class TemplateIndex:
                 text.template = self._template_of(text, {**asked, **system}) if has_seen_lines else None
                 self._remember(text, has_seen_lines)
         known.move_to_end(digest)
-        self._texts.trim(tenant)
+        for gone in self._texts.trim(tenant):
+            self._forget(gone)
         template = text.template
         return None if template is None or template.is_given_up else template.name
 
@@ -145,6 +149,19 @@ class TemplateIndex:
             for template in (text.template, text.founded):
                 if template is not None:
                     template.returned += 1
+
+    def _forget(self, text: _Text) -> None:
+        for key in text.lines:
+            having = self._by_line.get(text.tenant, key) or ()
+            if having == (text,):
+                self._by_line.pop(text.tenant, key)
+            elif text in having:
+                self._by_line.part(text.tenant)[key] = tuple(other for other in having if other is not text)
+        if self._alone.get(text.tenant, text.scope) is text:
+            self._alone.pop(text.tenant, text.scope)
+        session = None if text.place is None else self._sessions.get(*text.place)
+        if session is not None and text in session.texts:
+            session.texts.remove(text)
 
     def _is_alone(self, text: _Text) -> bool:
         """Whether its scope has no other text yet: then nobody has to find it by its sentences."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from serve_app.identity import IdentityResolver
+from serve_app.recognition import templates
 from serve_app.recognition.templates import MAX_TEXTS, TemplateIndex
 
 TASKS = [f"Find out how the {name} of the old town were paid for." for name in ("bridges", "walls", "wells", "gates")]
@@ -128,6 +130,36 @@ def test_tools_keep_templates_apart(gateway: Gateway) -> None:
         with_tools = gateway.send(PLANNER.format(task), "Whom?", f"s{n}", tools=tools)
         without = gateway.send(SOLVER.format(task), "Go.", f"s{n}")
     assert with_tools != without
+
+
+def held_keys(index: TemplateIndex) -> int:
+    """Keys of sentences in all texts that anything in the index holds, each text counted once."""
+    holders: list[Any] = [
+        *(text for _, part in index._texts for text in part.values()),
+        *(text for _, part in index._by_line for texts in part.values() for text in texts),
+        *(text for _, part in index._sessions for session in part.values() for text in session.texts),
+        *(text for _, part in index._alone for text in part.values() if text is not None),
+    ]
+    return sum(len(text.asked) + len(text.system) for text in {id(text): text for text in holders}.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_are_held_for_no_more_texts_than_are_remembered(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """However texts spread over sessions, scopes and tenants, and whatever sentences they share."""
+    most_texts, keys_of_a_text = 16, 12
+    monkeypatch.setattr(templates, "MAX_TEXTS", most_texts)
+    rng = random.Random(seed)
+    index = TemplateIndex(lambda tenant, key, session: key % 2 == 0)
+    for n in range(1500):
+        tenant, digest = rng.choice("aab"), f"{n - rng.choice((0, 0, 1, 9))}"
+        system = {rng.randrange(rng.choice((4, 4000))): "a sentence that is as long as they are" for _ in range(8)}
+        asked = {rng.randrange(40): "a sentence that is as long as they are" for _ in range(4)}
+        scope = f"{tenant}{rng.choice((0, 0, n))}".encode()
+        index.name_of(tenant, digest, scope, lambda system=system, asked=asked: (system, asked))
+        if rng.random() < 0.9:
+            index.note(digest, tenant, f"s{n // rng.choice((1, 8))}", f"a{rng.randrange(30)}")
+        assert held_keys(index) <= most_texts * keys_of_a_text
+    assert len(index) == most_texts
 
 
 def test_bounded() -> None:
