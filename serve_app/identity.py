@@ -39,7 +39,7 @@ from serve_app.recognition.canonical import (
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
-from serve_app.recognition.roles import role_of_first_user
+from serve_app.recognition.roles import role_of_first_user, short_roles
 from serve_app.recognition.templates import TemplateIndex
 from serve_app.recognition.turns import turn_of
 
@@ -210,7 +210,9 @@ class IdentityResolver:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
         text = (scope + content).hex()
-        template = self.templates.name_of(tenant, text, scope + of_tools, lambda: (reading.system, reading.asked))
+        template = self.templates.name_of(
+            tenant, text, scope + of_tools, lambda: (reading.system, {**reading.asked, **short_roles(system)})
+        )
         known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
         return _Agent(self._id("a", tenant, known_as), "content", label, text, (of_text, of_tools))
 
@@ -251,8 +253,13 @@ class IdentityResolver:
             _Once(lambda: self._votes(tenant, agent, reading, read)),
             lambda other: self.templates.are_alike(tenant, agent.text, other),
         )
-        # A history that is known up to some message was read up to there when it was sent.
-        lines = list(lines_of_messages(messages[claim.known_messages :])) if claim.known_messages else read
+        lines: Sequence[int] = read
+        if claim.known_messages:
+            # A history that is known up to some message was read up to there when it was sent, by whichever agent:
+            # the system text of the one that goes on may be new.
+            lines = list(lines_of_messages(messages[claim.known_messages :]))
+            if agent.text and claim.session and not self.templates.is_read(tenant, agent.text, claim.session):
+                lines += reading.system
         if claim.session is not None:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines

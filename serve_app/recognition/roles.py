@@ -1,4 +1,4 @@
-"""The role that a user's first message gives where there is no system text (pure)."""
+"""The role that a text gives in a few words: a user's first message without a system text, or a system text (pure)."""
 
 import re
 from typing import Any
@@ -6,6 +6,10 @@ from typing import Any
 from serve_app.recognition.canonical import text_of
 
 MAX_ROLE_CHARS = 256
+MAX_SHORT_ROLE_CHARS = 40
+MAX_SEARCHED_CHARS = 2048
+MAX_SEARCHED_PIECES = 32
+"""Of a system text that are searched for short roles: lines and sentences of less than `MAX_SHORT_ROLE_CHARS`."""
 
 _YOU_ARE = (
     r"you(?: are|['’]re) (?:an?|the|our|my|\w+,) "
@@ -28,6 +32,17 @@ _ROLE = re.compile(
 )
 """A role to the end of its sentence or line, behind a clock, a tag or marks: 'You are given ...' is a task, a question
 is none."""
+
+
+_SHORT_ROLE = re.compile(rf"[\s#*>-]*(?:{_OPENINGS})\w", re.IGNORECASE)
+
+
+def short_roles(text: str) -> dict[int, str]:
+    """Sentences and lines too short to be compared as such that yet give a role: `Role: planner`; by their hashes."""
+    pieces = text[:MAX_SEARCHED_CHARS].replace("\n", ". ").split(". ")
+    short = [piece for piece in pieces if 0 < len(piece) < MAX_SHORT_ROLE_CHARS][:MAX_SEARCHED_PIECES]
+    found = [piece.strip(" .") for piece in short if _SHORT_ROLE.match(piece)]
+    return {hash(piece): piece for piece in found}
 
 
 def role_of_first_user(messages: list[dict[str, Any]]) -> str:

@@ -3,8 +3,8 @@
 By its text such an agent is another one in each session, and nothing learnt of it is ever used. A new system
 text belongs to a template rather than to an agent of its own if it shares sentences with an earlier one and
 
-- all that it lacks of the earlier one is text of that one's session alone, which another agent there was given
-  or answered: the slot holds a task (AgentVerse, DyLAN); or
+- all that it lacks of the earlier one, roles of a few words included, is text of that one's session alone, which
+  another agent there was given or answered: the slot holds a task (AgentVerse, DyLAN); or
 - as many as `LEAST_VARIANTS` such texts were each seen in one session, no session had two of them, and one
   agent talked with all of them: the slot holds a person or a case (a simulated user).
 
@@ -35,16 +35,13 @@ LEAST_SHARE = 0.5
 MOST_RETURNED = 4
 """At most 1 in so many of a template's texts may come back in another session."""
 
-LEAST_KEPT = 0.7
-"""Of a template's fixed text, what a further prompt must have: some of it may turn out to be a slot."""
-
 
 @dataclass(slots=True, eq=False)
 class Template:
-    """What its texts have in common; the name is that of the first common text and never changes."""
+    """What its first two texts have in common, keys and a name made of it; each further one has all of it."""
 
     name: bytes
-    fixed: dict[int, int]
+    fixed: frozenset[int]
     texts: int = 1
     returned: int = 0
 
@@ -57,7 +54,8 @@ class Template:
 class _Text:
     """One system text, where it was sent, and the template it belongs to or gave rise to.
 
-    `asked` and `system`: keys of the sentences of the first user's message and its own; `chars`: of its own.
+    `asked` and `system`: keys of the sentences of the first user's message and its own; `chars`: of its own. A role
+    that it gives in fewer words than make a sentence is kept with what was asked: two such texts aren't yet alike.
     """
 
     tenant: str
@@ -104,7 +102,7 @@ class TemplateIndex:
     ) -> bytes | None:
         """The template that a text belongs to. `scope`: only texts of one scope (tenant, tools) are compared.
 
-        `read` gives the sentences of the system text and those of the first user's message.
+        `read` gives the sentences of the system text; and those of the first user's message with the text's roles.
         """
         known = self._texts.part(tenant)
         text = known.get(digest)
@@ -127,6 +125,11 @@ class TemplateIndex:
         """Whether two system texts share a sentence; what was forgotten is like nothing."""
         one, two = self._texts.get(tenant, digest or ""), self._texts.get(tenant, other)
         return one is not None and two is not None and not set(one.system).isdisjoint(two.system)
+
+    def is_read(self, tenant: str, digest: str | None, session: str) -> bool:
+        """Whether a text was sent in that session before, or in several: then its sentences are nobody's already."""
+        text = self._texts.get(tenant, digest or "")
+        return text is not None and (text.is_fixed or text.place == (tenant, session))
 
     def note(self, digest: str | None, tenant: str, session: str, agent: str) -> None:
         """A request of `agent` was accepted in `session`, with the text of that digest."""
@@ -193,7 +196,8 @@ class TemplateIndex:
         for other in like[:MAX_CANDIDATES]:
             template = other.template or other.founded
             if template is not None and not template.is_given_up:
-                if self._fits(said, template):
+                if template.fixed <= said.keys():
+                    template.texts += 1
                     return template
             elif not other.is_fixed and self._is_slot(said, other):
                 return self._found(said, other, like)
@@ -212,7 +216,7 @@ class TemplateIndex:
         """
         common = {key: said[key] for key in other.lines if key in said}
         name = hashlib.blake2b("\n".join(sorted(common.values())).encode(), digest_size=16).digest()
-        template = other.founded = Template(name, {key: len(line) for key, line in common.items()})
+        template = other.founded = Template(name, frozenset(common))
         for earlier in like:
             if common.keys() <= earlier.lines.keys() and self._is_slot(common, earlier):
                 _adopt(earlier, template)
@@ -227,14 +231,6 @@ class TemplateIndex:
                 if other.scope == text.scope:
                     shared[other] += len(line)
         return [other for other, size in shared.most_common() if size >= LEAST_SHARED_CHARS]
-
-    def _fits(self, said: dict[int, str], template: Template) -> bool:
-        kept = {key: size for key, size in template.fixed.items() if key in said}
-        if sum(kept.values()) < LEAST_KEPT * sum(template.fixed.values()):
-            return False
-        template.fixed = kept
-        template.texts += 1
-        return True
 
     def _is_slot(self, kept: Mapping[int, str], other: _Text) -> bool:
         """Whether all that `kept` lacks of `other` was its session's own, and shared there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.identity import IdentityResolver
-from serve_app.recognition.roles import role_of_first_user
+from serve_app.recognition.roles import MAX_SEARCHED_CHARS, role_of_first_user, short_roles
 
 ROLES = [
     ("You are the planner of a team. Plan it.", "You are the planner of a team"),
@@ -76,3 +76,18 @@ def test_it_is_the_agent_whatever_the_task(text: str, role: str) -> None:
     found = [resolver.resolve("t", {}, {"messages": [{"role": "user", "content": one}]}).identity for one in asked]
     nobody = resolver.resolve("t", {}, {"messages": [{"role": "user", "content": "hi"}]}).identity
     assert found[0].agent == found[1].agent != nobody.agent and found[0].label == role
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        ("Be brief.\nRole: planner\nTask: plan it", ["Role: planner"]),
+        ("Be brief. You are the planner. Plan it.", ["You are the planner"]),
+        ("## Du bist der Planer.\nYour name is Ada", ["## Du bist der Planer", "Your name is Ada"]),
+        ("You are given a task.\nYou are done when it is.", []),
+        ("You are the planner of a company that has more to say about it than a few words.", []),
+        (" " * MAX_SEARCHED_CHARS + "\nRole: planner", []),
+    ],
+)
+def test_a_role_of_a_few_words_is_found_anywhere_in_a_text(text: str, roles: list[str]) -> None:
+    assert list(short_roles(text).values()) == roles

@@ -51,6 +51,46 @@ def test_a_task_inside_the_system_prompt_is_a_slot(gateway: Gateway, declares_se
     assert planners[1] != solvers[1]
 
 
+def company(rules: int, role: str, task: str) -> str:
+    common = (
+        "You are part of the bridge repair company of Lindau.",
+        "Always answer in full sentences, and be brief.",
+        "Never speak about what the other members of the company earn.",
+        "Write all of the numbers in the metric system, please.",
+        "Use the words that a builder would use for his own work.",
+    )
+    return "\n".join((*common[:rules], role, f"Task: {task}."))
+
+
+@pytest.mark.parametrize("is_history_shared", [True, False])
+@pytest.mark.parametrize("declares_sessions", [True, False])
+@pytest.mark.parametrize("rules", [2, 5])
+@pytest.mark.parametrize("role_text", ["You are the {0} here and do what a {0} does.", "Role: {}", "You are the {}."])
+def test_a_team_with_its_task_in_each_system_prompt_has_an_agent_a_role(
+    gateway: Gateway, is_history_shared: bool, declares_sessions: bool, rules: int, role_text: str
+) -> None:
+    """However they hand on what was said, however much of their wording is common and however short a role is."""
+    runs = []
+    for n in range(5):
+        task = f"Repair the bridge called {n * 'x'}y over the river Argen before winter"
+        headers = {"x-session-id": f"s{n}"} if declares_sessions else {}
+        history = [{"role": "user", "content": f"{task}."}]
+        runs.append([])
+        for role in ("planner", "coder", "tester"):
+            system = company(rules, role_text.format(role), task)
+            messages = [{"role": "system", "content": system}, *history]
+            answer = f"The {role} of {n * 'x'}y thinks that the piers come before the deck."
+            resolved = gateway.resolver.resolve("t", headers, {"messages": messages})
+            gateway.resolver.accept(resolved)
+            gateway.resolver.answered(resolved, answer)
+            runs[-1].append(resolved.identity.agent)
+            history.append({"role": "assistant", "content": answer})
+            if not is_history_shared:
+                history = [{"role": "user", "content": f"{task}. The one before you said this. {answer}"}]
+    assert len(set(runs[1])) == 3
+    assert all(run == runs[1] for run in runs[2:])
+
+
 def test_the_name_of_a_template_outlives_the_process() -> None:
     names = []
     for _ in range(2):
