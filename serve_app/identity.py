@@ -9,7 +9,7 @@ session  1. headers `x-session-id`, `session-id`, `x-dynamo-session-id`, `x-clau
             (see `quotes.py`); a completion without a declared session is a session of its own
 agent    1. header `x-claude-code-agent-id`
          2. body `agent_hints.agent_id`, `nvext.agent_hints.agent_id`, `nvext.agent_context.session_type_id`
-         3. content: leading system text (or the template it belongs to, see `templates.py`) and tools;
+         3. content: leading system text (its lines in any order; or its template, see `templates.py`) and tools;
             without system text the role that the first user's message opens with, if it does; of a
             completion the first 512 characters (or 128 token ids) when the prompt is at least twice as
             long, else the tenant's common agent
@@ -38,6 +38,7 @@ from serve_app.recognition.canonical import (
     strip_billing,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
+from serve_app.recognition.orders import OrderIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
 from serve_app.recognition.roles import role_of_first_user, short_roles
 from serve_app.recognition.templates import TemplateIndex
@@ -93,7 +94,10 @@ class Identity(NamedTuple):
 
 
 class _Agent(NamedTuple):
-    """`text` is the digest of a chat's leading system text and tools, where that decided; `parts` of each of them."""
+    """`text` is the digest of a chat's leading system text and tools, where that decided; `parts` of each of them.
+
+    Of a text whose lines came in several orders `text` is the first one's.
+    """
 
     id: str
     source: str
@@ -128,6 +132,7 @@ class IdentityResolver:
         self.conversations = ConversationIndex() if conversations is None else conversations
         self.quotes = QuoteIndex()
         self.templates = TemplateIndex(self.quotes.is_session_text)
+        self.orders = OrderIndex()
         self._tools: FairMap[bytes, bytes] = FairMap(MAX_TEXTS_WITH_TOOLS)
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
@@ -209,11 +214,15 @@ class IdentityResolver:
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
-        text = (scope + content).hex()
+        order = self.orders.of(tenant, system, (scope + content).hex(), scope + of_tools)
+        text = order.first
         template = self.templates.name_of(
             tenant, text, scope + of_tools, lambda: (reading.system, {**reading.asked, **short_roles(system)})
         )
-        known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
+        if template is not None:
+            known_as = b"template:" + template + of_tools
+        else:
+            known_as = b"chat:" + content if order.name is None else b"lines:" + order.name + of_tools
         return _Agent(self._id("a", tenant, known_as), "content", label, text, (of_text, of_tools))
 
     def _tools_left_out(self, tenant: str, of_text: bytes, messages: list[dict[str, Any]]) -> bytes:
