@@ -131,7 +131,7 @@ class IdentityResolver:
         self._digests = CanonicalDigests()
         self.conversations = ConversationIndex() if conversations is None else conversations
         self.quotes = QuoteIndex()
-        self.templates = TemplateIndex(self.quotes.is_session_text)
+        self.templates = TemplateIndex(self.quotes)
         self.orders = OrderIndex()
         self._tools: FairMap[bytes, bytes] = FairMap(MAX_TEXTS_WITH_TOOLS)
 
@@ -217,7 +217,7 @@ class IdentityResolver:
         order = self.orders.of(tenant, system, (scope + content).hex(), scope + of_tools)
         text = order.first
         template = self.templates.name_of(
-            tenant, text, scope + of_tools, lambda: (reading.system, {**reading.asked, **short_roles(system)})
+            tenant, text, scope + of_tools, lambda: (reading.asked, reading.system, short_roles(system))
         )
         if template is not None:
             known_as = b"template:" + template + of_tools
