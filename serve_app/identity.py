@@ -10,7 +10,7 @@ session  1. headers `x-session-id`, `session-id`, `x-dynamo-session-id`, `x-clau
 agent    1. header `x-claude-code-agent-id`
          2. body `agent_hints.agent_id`, `nvext.agent_hints.agent_id`, `nvext.agent_context.session_type_id`
          3. content: leading system text (its lines in any order; or its template, see `templates.py`) and tools;
-            without system text the role that the first user's message opens with, if it does; of a
+            without one that says anything the role that the first user's message opens with, if it does; of a
             completion the first 512 characters (or 128 token ids) when the prompt is at least twice as
             long, else the tenant's common agent
 
@@ -40,7 +40,7 @@ from serve_app.recognition.canonical import (
 from serve_app.recognition.conversations import Claim, ConversationIndex
 from serve_app.recognition.orders import OrderIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
-from serve_app.recognition.roles import role_of_first_user, short_roles
+from serve_app.recognition.roles import is_generic, role_of_first_user, short_roles
 from serve_app.recognition.templates import TemplateIndex
 from serve_app.recognition.turns import turn_of
 
@@ -207,11 +207,12 @@ class IdentityResolver:
         of_tools = self._digests.of_tools(tenant, tools) or self._tools_left_out(tenant, of_text, messages)
         content = of_text + of_tools
         label = _label(system)
-        if not system:
-            role = role_of_first_user(messages)
+        if not system or is_generic(system):
+            role = role_of_first_user(messages[leading_count(messages) :])
             if role:
                 content = self._digests.of_text(tenant, role) + of_tools
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
+        if not system:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
         order = self.orders.of(tenant, system, (scope + content).hex(), scope + of_tools)

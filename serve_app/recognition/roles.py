@@ -1,4 +1,4 @@
-"""The role that a text gives in a few words: a user's first message without a system text, or a system text (pure)."""
+"""The role that a text gives: a user's first message behind no or a generic system text, or a system text (pure)."""
 
 import re
 from typing import Any
@@ -45,9 +45,24 @@ def short_roles(text: str) -> dict[int, str]:
     return {hash(piece): piece for piece in found}
 
 
+MAX_GENERIC_CHARS = 128
+_GENERIC = re.compile(
+    r"\s*(?:you are \w+, (?:a large language model )?(?:created|made|trained) by [\w ]+\. ?)?"
+    r"(?:you are|you['’]re) an? (?:(?:helpful|useful|friendly|kind|polite|honest|harmless|respectful|smart|intelligent"
+    r"|knowledgeable|capable|concise|very|and|ai|virtual|digital|general|general-purpose|language|chat),? )*"
+    r"(?:assistant|chatbot|model|ai)[.!]?\s*\Z",
+    re.IGNORECASE,
+)
+
+
+def is_generic(system: str) -> bool:
+    """Whether a system text says nothing of its agent, as the ones do that clients and models have by default."""
+    return len(system) <= MAX_GENERIC_CHARS and _GENERIC.match(system) is not None
+
+
 def role_of_first_user(messages: list[dict[str, Any]]) -> str:
     """Empty if the first message gives no role."""
-    if messages[0].get("role") != "user":
+    if not messages or messages[0].get("role") != "user":
         return ""
     match = _ROLE.match(text_of(messages[0].get("content"))[:MAX_ROLE_CHARS])
     return " ".join(match.group(1).split()) if match else ""

@@ -11,8 +11,8 @@ text belongs to a template rather than to an agent of its own if it shares sente
   agent talked with all of them: the slot holds a person or a case (a simulated user).
 
 What differs in an ordinary sentence is another agent: its sentence is nobody else's text. Texts that come back in
-further sessions were fixed roles after all: a template with many of them is given up. Agents of one session are never
-each other's slot, although a supervisor's list of them makes their roles text of that session alone.
+further sessions were fixed roles after all: a template with many of them is given up. Two agents of one session
+make no template, although a supervisor's list of them makes their roles text of that session alone.
 """
 
 import hashlib
