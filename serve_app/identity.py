@@ -9,8 +9,8 @@ session  1. headers `x-session-id`, `session-id`, `x-dynamo-session-id`, `x-clau
             (see `quotes.py`); a completion without a declared session is a session of its own
 agent    1. header `x-claude-code-agent-id`
          2. body `agent_hints.agent_id`, `nvext.agent_hints.agent_id`, `nvext.agent_context.session_type_id`
-         3. content: leading system text (or the template it belongs to, see `templates.py`) and tools;
-            without system text the role that the first user's message opens with, if it does; of a
+         3. content: leading system text (its lines in any order; or its template, see `templates.py`) and tools;
+            without one that says anything the role that the first user's message opens with, if it does; of a
             completion the first 512 characters (or 128 token ids) when the prompt is at least twice as
             long, else the tenant's common agent
 
@@ -38,8 +38,9 @@ from serve_app.recognition.canonical import (
     strip_billing,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
+from serve_app.recognition.orders import OrderIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
-from serve_app.recognition.roles import role_of_first_user
+from serve_app.recognition.roles import is_generic, role_of_first_user, short_roles
 from serve_app.recognition.templates import TemplateIndex
 from serve_app.recognition.turns import turn_of
 
@@ -96,7 +97,10 @@ class Identity(NamedTuple):
 
 
 class _Agent(NamedTuple):
-    """`text` is the digest of a chat's leading system text and tools, where that decided; `parts` of each of them."""
+    """`text` is the digest of a chat's leading system text and tools, where that decided; `parts` of each of them.
+
+    Of a text whose lines came in several orders `text` is the first one's.
+    """
 
     id: str
     source: str
@@ -130,7 +134,8 @@ class IdentityResolver:
         self._digests = CanonicalDigests()
         self.conversations = ConversationIndex() if conversations is None else conversations
         self.quotes = QuoteIndex()
-        self.templates = TemplateIndex(self.quotes.is_session_text)
+        self.templates = TemplateIndex(self.quotes)
+        self.orders = OrderIndex()
         self._tools: FairMap[bytes, bytes] = FairMap(MAX_TEXTS_WITH_TOOLS)
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
@@ -209,16 +214,23 @@ class IdentityResolver:
         of_tools = self._digests.of_tools(tenant, tools) or self._tools_left_out(tenant, of_text, messages)
         content = of_text + of_tools
         label = _label(system)
-        if not system:
-            role = role_of_first_user(messages)
+        if not system or is_generic(system):
+            role = role_of_first_user(messages[leading_count(messages) :])
             if role:
                 content = self._digests.of_text(tenant, role) + of_tools
                 return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
+        if not system:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
-        text = (scope + content).hex()
-        template = self.templates.name_of(tenant, text, scope + of_tools, lambda: (reading.system, reading.asked))
-        known_as = b"chat:" + content if template is None else b"template:" + template + of_tools
+        order = self.orders.of(tenant, system, (scope + content).hex(), scope + of_tools)
+        text = order.first
+        template = self.templates.name_of(
+            tenant, text, scope + of_tools, lambda: (reading.asked, reading.system, short_roles(system))
+        )
+        if template is not None:
+            known_as = b"template:" + template + of_tools
+        else:
+            known_as = b"chat:" + content if order.name is None else b"lines:" + order.name + of_tools
         return _Agent(self._id("a", tenant, known_as), "content", label, text, (of_text, of_tools))
 
     def _tools_left_out(self, tenant: str, of_text: bytes, messages: list[dict[str, Any]]) -> bytes:
@@ -258,8 +270,13 @@ class IdentityResolver:
             _Once(lambda: self._votes(tenant, agent, reading, read)),
             lambda other: self.templates.are_alike(tenant, agent.text, other),
         )
-        # A history that is known up to some message was read up to there when it was sent.
-        lines = list(lines_of_messages(messages[claim.known_messages :])) if claim.known_messages else read
+        lines: Sequence[int] = read
+        if claim.known_messages:
+            # A history that is known up to some message was read up to there when it was sent, by whichever agent:
+            # the system text of the one that goes on may be new.
+            lines = list(lines_of_messages(messages[claim.known_messages :]))
+            if agent.text and claim.session and not self.templates.is_read(tenant, agent.text, claim.session):
+                lines += reading.system
         if claim.session is not None:
             return claim.session, "content", claim, lines
         return self._id("s", tenant, secrets.token_bytes(16)), "new", claim, lines

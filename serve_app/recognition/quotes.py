@@ -22,7 +22,7 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import leading_count, text_of
@@ -85,7 +85,7 @@ Lines = dict[int, str]
 
 @dataclass(slots=True)
 class _Seen:
-    """Where a line was seen: its one session, the agents that sent it, whether it was an answer's.
+    """Where a line was seen: its one session, the agents that sent it, when it was an answer's if it was.
 
     `waiting`: sessions with it in an answer and in no request since, and that answer's characters; None once there
     were too many. A shared record stands for several lines: it is copied before it is changed.
@@ -93,7 +93,7 @@ class _Seen:
 
     session: str
     senders: tuple[str, ...] = ()
-    answered: bool = False
+    answered: int = 0
     is_common: bool = False
     waiting: tuple[tuple[str, int], ...] | None = ()
     is_shared: bool = False
@@ -103,10 +103,20 @@ class _Seen:
         return self.waiting[0] if self.waiting and len(self.waiting) == 1 else None
 
 
+class Origin(NamedTuple):
+    """`answered`: when an answer first held the line, 0 if none did; `is_handed_on`: by one agent to another."""
+
+    session: str
+    answered: int
+    is_handed_on: bool
+
+
 class QuoteIndex:
     """Lines of prompts and answers -> session, each tenant's apart; tenants share the memory fairly."""
 
     def __init__(self, max_lines: int = MAX_LINES, max_agents: int = MAX_AGENTS) -> None:
+        self.now = 0
+        """Answers noted so far, which is all the time that counts here."""
         self._lines: FairMap[int, _Seen] = FairMap(max_lines)
         self._homes: FairMap[str, str | None] = FairMap(max_agents)
         self._handed_over: FairMap[tuple[str, str], list[int]] = FairMap(MAX_HANDED_OVER)
@@ -180,6 +190,7 @@ class QuoteIndex:
 
     def note_answer(self, tenant: str, lines: Lines, session: str, speaker: str) -> None:
         """A request of `speaker` in `session` was answered so."""
+        self.now += 1
         handed_over = self._handed_over.part(tenant)
         handed_over[session, speaker] = list(lines)
         handed_over.move_to_end((session, speaker))
@@ -188,7 +199,8 @@ class QuoteIndex:
         answered = sum(map(worth, lines.values()))
         for key in lines:
             seen = _at(known, key, session)
-            seen.answered = seen.answered or not seen.senders
+            if not seen.senders:
+                seen.answered = seen.answered or self.now
             self._got(seen, session)
             if seen.waiting is not None:
                 seen.waiting = (*seen.waiting, (session, answered)) if len(seen.waiting) < MAX_WAITING else None
@@ -200,15 +212,12 @@ class QuoteIndex:
         if seen is not None and seen.waiting:
             seen.waiting = tuple(place for place in seen.waiting if place[0] != session)
 
-    def is_session_text(self, tenant: str, key: int, session: str) -> bool:
-        """Whether `session` alone has this line, and it went from one agent to another there."""
+    def origin(self, tenant: str, key: int) -> Origin | None:
+        """Where a line of one session alone comes from; None of any other."""
         seen = self._lines.get(tenant, key)
-        return (
-            seen is not None
-            and not seen.is_common
-            and seen.session == session
-            and (seen.answered or len(seen.senders) > 1)
-        )
+        if seen is None or seen.is_common:
+            return None
+        return Origin(seen.session, seen.answered, seen.answered > 0 or len(seen.senders) > 1)
 
 
 def _at(known: OrderedDict[int, _Seen], key: int, session: str) -> _Seen:

@@ -1,4 +1,4 @@
-"""The role that a user's first message gives where there is no system text (pure)."""
+"""The role that a text gives: a user's first message behind no or a generic system text, or a system text (pure)."""
 
 import re
 from typing import Any
@@ -6,6 +6,10 @@ from typing import Any
 from serve_app.recognition.canonical import text_of
 
 MAX_ROLE_CHARS = 256
+MAX_SHORT_ROLE_CHARS = 40
+MAX_SEARCHED_CHARS = 2048
+MAX_SEARCHED_PIECES = 32
+"""Of a system text that are searched for short roles: lines and sentences of less than `MAX_SHORT_ROLE_CHARS`."""
 
 _YOU_ARE = (
     r"you(?: are|['’]re) (?:an?|the|our|my|\w+,) "
@@ -30,9 +34,35 @@ _ROLE = re.compile(
 is none."""
 
 
+_SHORT_ROLE = re.compile(rf"[\s#*>-]*(?:{_OPENINGS})\w", re.IGNORECASE)
+
+
+def short_roles(text: str) -> dict[int, str]:
+    """Sentences and lines too short to be compared as such that yet give a role: `Role: planner`; by their hashes."""
+    pieces = text[:MAX_SEARCHED_CHARS].replace("\n", ". ").split(". ")
+    short = [piece for piece in pieces if 0 < len(piece) < MAX_SHORT_ROLE_CHARS][:MAX_SEARCHED_PIECES]
+    found = [piece.strip(" .") for piece in short if _SHORT_ROLE.match(piece)]
+    return {hash(piece): piece for piece in found}
+
+
+MAX_GENERIC_CHARS = 128
+_GENERIC = re.compile(
+    r"\s*(?:you are \w+, (?:a large language model )?(?:created|made|trained) by [\w ]+\. ?)?"
+    r"(?:you are|you['’]re) an? (?:(?:helpful|useful|friendly|kind|polite|honest|harmless|respectful|smart|intelligent"
+    r"|knowledgeable|capable|concise|very|and|ai|virtual|digital|general|general-purpose|language|chat),? )*"
+    r"(?:assistant|chatbot|model|ai)[.!]?\s*\Z",
+    re.IGNORECASE,
+)
+
+
+def is_generic(system: str) -> bool:
+    """Whether a system text says nothing of its agent, as the ones do that clients and models have by default."""
+    return len(system) <= MAX_GENERIC_CHARS and _GENERIC.match(system) is not None
+
+
 def role_of_first_user(messages: list[dict[str, Any]]) -> str:
     """Empty if the first message gives no role."""
-    if messages[0].get("role") != "user":
+    if not messages or messages[0].get("role") != "user":
         return ""
     match = _ROLE.match(text_of(messages[0].get("content"))[:MAX_ROLE_CHARS])
     return " ".join(match.group(1).split()) if match else ""

@@ -44,6 +44,8 @@ def fair_maps(bench: SimulatedBench) -> list[Any]:
         identities.conversations._ends,
         identities.quotes._lines,
         identities.quotes._homes,
+        identities.orders._known,
+        identities.orders._by_lines,
         identities.templates._texts,
         identities.templates._by_line,
         identities.templates._sessions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.identity import IdentityResolver
-from serve_app.recognition.roles import role_of_first_user
+from serve_app.recognition.roles import MAX_SEARCHED_CHARS, is_generic, role_of_first_user, short_roles
 
 ROLES = [
     ("You are the planner of a team. Plan it.", "You are the planner of a team"),
@@ -76,3 +76,57 @@ def test_it_is_the_agent_whatever_the_task(text: str, role: str) -> None:
     found = [resolver.resolve("t", {}, {"messages": [{"role": "user", "content": one}]}).identity for one in asked]
     nobody = resolver.resolve("t", {}, {"messages": [{"role": "user", "content": "hi"}]}).identity
     assert found[0].agent == found[1].agent != nobody.agent and found[0].label == role
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        ("Be brief.\nRole: planner\nTask: plan it", ["Role: planner"]),
+        ("Be brief. You are the planner. Plan it.", ["You are the planner"]),
+        ("## Du bist der Planer.\nYour name is Ada", ["## Du bist der Planer", "Your name is Ada"]),
+        ("You are given a task.\nYou are done when it is.", []),
+        ("You are the planner of a company that has more to say about it than a few words.", []),
+        (" " * MAX_SEARCHED_CHARS + "\nRole: planner", []),
+    ],
+)
+def test_a_role_of_a_few_words_is_found_anywhere_in_a_text(text: str, roles: list[str]) -> None:
+    assert list(short_roles(text).values()) == roles
+
+
+GENERIC = [
+    "You are a helpful assistant.",
+    "You are a helpful AI assistant\n",
+    "you are an assistant",
+    "You're a helpful, respectful and honest assistant.",
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "You are an AI.",
+]
+SAYING = [
+    "You are a helpful travel assistant.",
+    "You are a helpful assistant. Answer in French.",
+    "You are the helpful assistant of the bridge company.",
+    "You are a helpful planner.",
+    "Be brief.",
+    "",
+]
+
+
+def agent_of(system: str, *said: str) -> str:
+    messages = [{"role": "system", "content": system}]
+    messages += [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
+    return IdentityResolver(b"secret").resolve("t", {}, {"messages": messages}).identity.agent
+
+
+@pytest.mark.parametrize("system", GENERIC)
+def test_a_system_text_that_says_nothing_does_not_hide_a_role(system: str) -> None:
+    assert is_generic(system)
+    nobody = agent_of(system, "hi")
+    assert {agent_of(system, text) for text in NONE} == {nobody}
+    for text, _ in ROLES:
+        assert agent_of(system, f"{text}\nTask 1") == agent_of(system, f"{text}\nTask 2", "Done.", "Go on.") != nobody
+
+
+@pytest.mark.parametrize("system", SAYING)
+def test_a_system_text_that_says_something_is_the_agent(system: str) -> None:
+    assert not is_generic(system)
+    assert not system or len({agent_of(system, text) for text, _ in ROLES}) == 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from serve_app.identity import IdentityResolver
+from serve_app.recognition import templates
+from serve_app.recognition.quotes import QuoteIndex
 from serve_app.recognition.templates import MAX_TEXTS, TemplateIndex
 
 TASKS = [f"Find out how the {name} of the old town were paid for." for name in ("bridges", "walls", "wells", "gates")]
@@ -22,6 +25,13 @@ CUSTOMER = (
 class Gateway:
     def __init__(self) -> None:
         self.resolver = IdentityResolver(b"secret")
+
+    def ask(self, system: str, history: list[dict[str, str]], answer: str, headers: dict[str, str]) -> str:
+        messages = [{"role": "system", "content": system}, *history]
+        resolved = self.resolver.resolve("t", headers, {"messages": messages})
+        self.resolver.accept(resolved)
+        self.resolver.answered(resolved, answer)
+        return resolved.identity.agent
 
     def send(self, system: str, text: str, session: str | None = None, answer: str = "", **fields: Any) -> str:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
@@ -47,6 +57,112 @@ def test_a_task_inside_the_system_prompt_is_a_slot(gateway: Gateway, declares_se
         solvers.append(gateway.send(SOLVER.format(task), f"Work as:\n{plan}", session))
     assert len(set(planners[1:])) == len(set(solvers[1:])) == 1
     assert planners[1] != solvers[1]
+
+
+def company(rules: int, role: str, task: str) -> str:
+    common = (
+        "You are part of the bridge repair company of Lindau.",
+        "Always answer in full sentences, and be brief.",
+        "Never speak about what the other members of the company earn.",
+        "Write all of the numbers in the metric system, please.",
+        "Use the words that a builder would use for his own work.",
+    )
+    return "\n".join((*common[:rules], role, f"Task: {task}."))
+
+
+@pytest.mark.parametrize("is_history_shared", [True, False])
+@pytest.mark.parametrize("declares_sessions", [True, False])
+@pytest.mark.parametrize("rules", [2, 5])
+@pytest.mark.parametrize("role_text", ["You are the {0} here and do what a {0} does.", "Role: {}", "You are the {}."])
+def test_a_team_with_its_task_in_each_system_prompt_has_an_agent_a_role(
+    gateway: Gateway, is_history_shared: bool, declares_sessions: bool, rules: int, role_text: str
+) -> None:
+    """However they hand on what was said, however much of their wording is common and however short a role is."""
+    runs = []
+    for n in range(5):
+        task = f"Repair the bridge called {n * 'x'}y over the river Argen before winter"
+        headers = {"x-session-id": f"s{n}"} if declares_sessions else {}
+        history = [{"role": "user", "content": f"{task}."}]
+        runs.append([])
+        for role in ("planner", "coder", "tester"):
+            system = company(rules, role_text.format(role), task)
+            answer = f"The {role} of {n * 'x'}y thinks that the piers come before the deck."
+            runs[-1].append(gateway.ask(system, history, answer, headers))
+            history.append({"role": "assistant", "content": answer})
+            if not is_history_shared:
+                history = [{"role": "user", "content": f"{task}. The one before you said this. {answer}"}]
+    assert len(set(runs[1])) == 3
+    assert all(run == runs[1] for run in runs[2:])
+
+
+WORKERS = {
+    "research": "Finds facts on the web and writes them down for the team.",
+    "program": "Writes the programs and runs them for the whole of the team.",
+    "mathematics": "Works out the sums and checks every result of the team.",
+    "review": "Reads what the others of the team have written with care.",
+}
+BOILERPLATE = "Solve what you are asked with all of your knowledge.\nReply TERMINATE once everything has been done."
+
+
+@pytest.mark.parametrize("lists_in", ["system", "task", "answer"])
+@pytest.mark.parametrize("sessions", ["one", "declared", "by history"])
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_whose_roles_are_listed_in_their_session_stay_apart(
+    gateway: Gateway, lists_in: str, sessions: str, seed: int
+) -> None:
+    """Wherever they are listed and whichever of them work in a session: each has one id from its first request on."""
+    rng = random.Random(seed)
+    ids: dict[str, set[str]] = {name: set() for name in WORKERS}
+    listed = "\n".join(f"- {name}: {role}" for name, role in WORKERS.items())
+    for n in range(6):
+        headers = {} if sessions == "by history" else {"x-session-id": "long" if sessions == "one" else f"s{n}"}
+        task = f"Which members of the team should work on job {n * 'x'}y, please?"
+        history = [{"role": "user", "content": f"{task}\n{listed}" if lists_in == "task" else task}]
+        lead = "You are the supervisor and choose who works next."
+        chosen = listed if lists_in == "answer" else "Let all of them work on it."
+        gateway.ask(f"{lead}\n{listed}" if lists_in == "system" else lead, history, chosen, headers)
+        for name in rng.sample(list(WORKERS), rng.randint(2, 4)):
+            answer = f"The part {name} of job {n * 'x'}y has been done as it was asked for."
+            ids[name].add(gateway.ask(f"{BOILERPLATE}\n{WORKERS[name]}", history, answer, headers))
+            history = [*history, {"role": "assistant", "content": answer}]
+    assert [len(found) for found in ids.values()] == [1] * len(WORKERS)
+    assert len(set.union(*ids.values())) == len(WORKERS)
+
+
+@pytest.mark.parametrize("declares_sessions", [True, False])
+@pytest.mark.parametrize("is_question_common", [True, False])
+def test_a_conversation_summed_up_in_the_system_prompt_makes_one_more_agent(
+    gateway: Gateway, declares_sessions: bool, is_question_common: bool
+) -> None:
+    """As LangGraph does it: the summary is an answer of the same session, and the history begins anew each time."""
+    guides = {
+        "You are a travel guide of the lake and its islands.": set[str](),
+        "You are a travel guide of the lake and its islands.\nSpeak to children of eight years of age alone.": set[
+            str
+        ](),
+    }
+    for n in range(5):
+        for guide, found in guides.items():
+            headers = {"x-session-id": f"s{n} {len(guide)}"} if declares_sessions else {}
+            system, history = guide, list[dict[str, str]]()
+            of_run = set()
+            for turn in range(9):
+                where = "the harbour" if is_question_common else f"place {n * 'x'}{turn * 'y'}{len(guide)}"
+                history.append({"role": "user", "content": f"Visitor {n} asks you where {where} is to be found"})
+                answer = f"It is {turn} minutes north of the harbour, dear visitor {n} of {len(guide)}."
+                of_run.add(gateway.ask(system, history, answer, headers))
+                history.append({"role": "assistant", "content": answer})
+                if len(history) >= 6:
+                    summary = f"Visitor {n} of {len(guide)} asked {turn} questions about the harbour of the lake."
+                    request = {"role": "user", "content": "Sum up the conversation above."}
+                    of_run.add(gateway.ask(system, [*history, request], summary, headers))
+                    system = f"{guide}\nSummary of the conversation so far: {summary}"
+                    history = history[-2:]
+            if n:
+                assert len(of_run) == 2
+                found |= of_run
+    assert [len(found) for found in guides.values()] == [2, 2]
+    assert len(set.union(*guides.values())) == 4
 
 
 def test_the_name_of_a_template_outlives_the_process() -> None:
@@ -130,10 +246,45 @@ def test_tools_keep_templates_apart(gateway: Gateway) -> None:
     assert with_tools != without
 
 
+def held_keys(index: TemplateIndex) -> int:
+    """Keys of sentences in all texts that anything in the index holds, each text counted once."""
+    holders: list[Any] = [
+        *(text for _, part in index._texts for text in part.values()),
+        *(text for _, part in index._by_line for texts in part.values() for text in texts),
+        *(text for _, part in index._sessions for session in part.values() for text in session.texts),
+        *(text for _, part in index._alone for text in part.values() if text is not None),
+    ]
+    return sum(len(text.asked) + len(text.system) for text in {id(text): text for text in holders}.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_are_held_for_no_more_texts_than_are_remembered(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """However texts spread over sessions, scopes and tenants, and whatever sentences they share."""
+    most_texts, keys_of_a_text = 16, 12
+    monkeypatch.setattr(templates, "MAX_TEXTS", most_texts)
+    rng = random.Random(seed)
+    quotes = QuoteIndex()
+    index = TemplateIndex(quotes)
+    for n in range(1500):
+        tenant, digest = rng.choice("aab"), f"{n - rng.choice((0, 0, 1, 9))}"
+        system = {rng.randrange(rng.choice((4, 4000))): "a sentence that is as long as they are" for _ in range(8)}
+        asked = {rng.randrange(40): "a sentence that is as long as they are" for _ in range(4)}
+        scope = f"{tenant}{rng.choice((0, 0, n))}".encode()
+        index.name_of(tenant, digest, scope, lambda system=system, asked=asked: (asked, system, {}))
+        if rng.random() < 0.9:
+            session, agent = f"s{n // rng.choice((1, 8))}", f"a{rng.randrange(30)}"
+            quotes.note(tenant, [*system, *asked], session, agent, digest)
+            index.note(digest, tenant, session, agent)
+        assert held_keys(index) <= most_texts * keys_of_a_text
+    assert len(index) == most_texts
+
+
 def test_bounded() -> None:
-    index = TemplateIndex(lambda tenant, key, session: False)
+    index = TemplateIndex(QuoteIndex())
     for n in range(MAX_TEXTS + 100):
-        index.name_of("t", f"{n}", b"t", lambda n=n: ({n: "a sentence of its own"}, {-1: "a sentence that all have"}))
+        index.name_of(
+            "t", f"{n}", b"t", lambda n=n: ({-1: "a sentence that all have"}, {n: "a sentence of its own"}, {})
+        )
         index.note(f"{n}", "t", f"s{n}", f"a{n}")
     assert len(index) == MAX_TEXTS
     assert len(index._sessions) <= MAX_TEXTS and len(index._by_line.part("t")[-1]) <= 16
