@@ -45,7 +45,7 @@ class Ends:
     """History hash -> ends, each tenant's apart; tenants share the memory fairly, as in `FairMap`, end by end."""
 
     def __init__(self, cap: int = MAX_ENDS) -> None:
-        self._cap = cap
+        self.cap = cap
         self._parts: dict[str, OrderedDict[int, list[End]]] = {}
         self._counts: Counter[str] = Counter()
 
@@ -66,13 +66,13 @@ class Ends:
         self._counts[tenant] += 1
         if len(part[key]) > MAX_SESSIONS_PER_END:
             self._drop_oldest(tenant, key)
-        while len(self) > self._cap:
+        while len(self) > self.cap:
             loser = self._loser(tenant)
             self._drop_oldest(loser, next(iter(self._parts[loser])))
 
     def _loser(self, tenant: str) -> str:
         """Who adds, beyond an equal share; else who has most."""
-        if self._counts[tenant] > max(1, self._cap // len(self._counts)):
+        if self._counts[tenant] > max(1, self.cap // len(self._counts)):
             return tenant
         return max(self._counts, key=self._counts.__getitem__)
 
