@@ -35,9 +35,9 @@ from serve_app.recognition.canonical import (
     canonical_json,
     leading_count,
     leading_system_text,
-    strip_billing,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
+from serve_app.recognition.labels import label_of
 from serve_app.recognition.orders import OrderIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
 from serve_app.recognition.roles import is_generic, role_of_first_user, short_roles
@@ -64,10 +64,6 @@ FINAL_FIELDS = (("nvext", "agent_context", "trajectory_final"),)
 
 MAX_TEXTS_WITH_TOOLS = 4096
 """System texts whose tools are remembered; the one not sent for longest is forgotten."""
-
-LABEL_CHARS = 48
-LABEL_FROM_CHARS = 4096
-"""How far into a system text a name for it is looked for."""
 
 PREAMBLE_CHARS = 512
 PREAMBLE_TOKENS = 128
@@ -200,25 +196,25 @@ class IdentityResolver:
     def _agent(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any], reading: Reading) -> _Agent:
         declared, source = _declared(headers, body, AGENT_HEADERS, AGENT_FIELDS)
         if declared is not None:
-            return _Agent(self._id("a", tenant, b"declared:" + declared.encode()), source, _label(declared))
+            return _Agent(self._id("a", tenant, b"declared:" + declared.encode()), source, label_of(declared))
         messages = body.get("messages")
         if isinstance(messages, list) and messages:
             return self._chat_agent(tenant, messages, body.get("tools"), reading)
         preamble, shown = preamble_of(body.get("prompt"))
         content = self._digests.of_text(tenant, preamble)
-        return _Agent(self._id("a", tenant, b"text:" + content), "content", _label(shown))
+        return _Agent(self._id("a", tenant, b"text:" + content), "content", label_of(shown))
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
         system = leading_system_text(messages)
         of_text = self._digests.of_text(tenant, system)
         of_tools = self._digests.of_tools(tenant, tools) or self._tools_left_out(tenant, of_text, messages)
         content = of_text + of_tools
-        label = _label(system)
+        label = label_of(system)
         if not system or is_generic(system):
             role = role_of_first_user(messages[leading_count(messages) :])
             if role:
                 content = self._digests.of_text(tenant, role) + of_tools
-                return _Agent(self._id("a", tenant, b"role:" + content), "content", _label(role))
+                return _Agent(self._id("a", tenant, b"role:" + content), "content", label_of(role))
         if not system:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
@@ -388,19 +384,3 @@ def preamble_of(prompt: Any) -> tuple[str, str]:
     if isinstance(prompt, list) and len(prompt) >= 2 * PREAMBLE_TOKENS:
         return canonical_json(prompt[:PREAMBLE_TOKENS]).decode(), "token ids"
     return "", "completions"
-
-
-def _label(text: str) -> str:
-    """A short readable name: the first line that says something, without control characters or what turns the
-    direction of writing."""
-    start = 0
-    while start < min(len(text), LABEL_FROM_CHARS):
-        stop = text.find("\n", start, start + LABEL_FROM_CHARS)
-        stop = stop if stop >= 0 else start + LABEL_FROM_CHARS
-        clean = strip_billing(text[start : min(stop, start + 2 * LABEL_CHARS)]).strip()
-        start = stop + 1
-        if not clean.isprintable():
-            clean = "".join(char if char.isprintable() else " " for char in clean).strip()
-        if clean:
-            return clean if len(clean) <= LABEL_CHARS else clean[: LABEL_CHARS - 1].rstrip() + "…"
-    return "no system prompt"

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from runtime_actor.messages import RequestAccepted
-from serve_app.identity import LABEL_CHARS, SESSION_ID, IdentityResolver
+from serve_app.identity import SESSION_ID, IdentityResolver
 from serve_app.recognition.conversations import ConversationIndex
+from serve_app.recognition.labels import LABEL_CHARS
 from serve_app.recognition.quotes import QuoteIndex
 from serve_app.recognition.templates import MAX_TEXTS
 from tests.route_kit import CHAT, COMPLETIONS, CONVERSATIONS, MESSAGES, RESPONSES, ROUTES, said, turn
