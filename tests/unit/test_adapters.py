@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicas.adapters import AdapterFailed, AdapterKeeper
@@ -65,6 +65,7 @@ def test_sessions_move_and_fall_silent() -> None:
 moves = st.lists(st.tuples(st.sampled_from("st"), st.sampled_from("abc"), st.sampled_from(["r1", "r2", "r3"])))
 
 
+@settings(deadline=None, max_examples=30)
 @given(moves)
 def test_each_replica_hears_what_the_sessions_there_need_and_no_more(moves: list[tuple[str, str, str]]) -> None:
     """Wherever sessions move, with other needs or the same."""
