@@ -15,6 +15,7 @@ from tests.server_kit import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_one_gpu_a_replica_and_answers(tmp_path: Path) -> None:
     done = subprocess.run(
