@@ -43,7 +43,7 @@ JOIN_WITHIN_S = 600.0
 """How long a session waits for another agent that is handed its task."""
 
 RETRY_WITHIN_S = 60.0
-"""How long a request that opened a session and whose answer was cut waits to be sent once more."""
+"""How long a request without turns whose answer was cut waits to be sent once more."""
 
 LEAST_TASK_CHARS = 24
 """Openings shorter than this (a greeting) don't make two agents a team."""
@@ -244,8 +244,8 @@ def _runs_answered_alike(ends: list[End], repeated: End) -> list[End]:
 
 
 def _cut_a_moment_ago(ends: Sequence[End], agent: str, since_s: float) -> End | None:
-    """The opening of this agent whose client went away: it sends the same once more, as SDKs do by themselves."""
-    cut = (end for end in ends if end.is_cut and end.opens and end.is_open and end.agent == agent)
+    """The same request of this agent whose client went away: it is sent once more, as SDKs do by themselves."""
+    cut = (end for end in ends if end.is_cut and end.is_open and end.agent == agent)
     return next((end for end in cut if end.at_s >= since_s), None)
 
 

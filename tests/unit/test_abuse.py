@@ -43,6 +43,7 @@ def fair_maps(bench: SimulatedBench) -> list[Any]:
         gateway._routing._agents,
         identities.conversations._ends,
         identities.conversations._said,
+        identities.conversations._ended,
         identities.quotes._lines,
         identities.quotes._homes,
         identities.orders._known,

@@ -79,6 +79,16 @@ def test_an_opening_that_was_cut_is_sent_once_more() -> None:
     assert runs.send([user(f"{TASK}, again")], "Three.") == "s4", "long after it is another one's"
 
 
+@pytest.mark.parametrize("agent", ["lead", "worker"])
+def test_whoever_is_cut_again_and_again_stays_in_the_session(agent: str) -> None:
+    """Who opened it as well as who joined: SDKs retry more than once."""
+    runs = Runs()
+    first = runs.send([user(TASK)], "Ask the worker.", agent="lead") if agent == "worker" else None
+    sessions = {runs.send([user(TASK)], "Th", is_cut=True, agent=agent) for _ in range(3)}
+    sessions.add(runs.send([user(TASK)], "Three.", agent=agent))
+    assert len(sessions) == 1 and first in (None, *sessions)
+
+
 @pytest.mark.parametrize("how", ["cut", "left", "ended"])
 def test_a_run_that_never_got_to_its_worker_holds_back_no_later_one(how: str) -> None:
     runs = Runs()
