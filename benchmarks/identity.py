@@ -24,6 +24,7 @@ import msgspec
 
 from benchmarks.identity_source import Call, Talk, load_talks
 from benchmarks.trace_format import TraceError
+from replicas.garbage import freeze_what_stays
 from serve_app.identity import IdentityResolver, Resolved
 
 SECRET = b"benchmark"
@@ -219,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     results = [run_set(name, talks, options.concurrency, options.seed) for name, talks in sets.items()]
+    freeze_what_stays()  # As a gateway does.
     cost = measure_cost()
     if options.json:
         print(json.dumps({"sets": [asdict(r) for r in results], "cost": asdict(cost)}, indent=1))

@@ -25,6 +25,7 @@ from replicas.engine.ray_engine import client_of, models_of, restore_tokenizatio
 from replicas.engine.responses import create_response
 from replicas.engine.vllm_port import VllmPort
 from replicas.exchange import ReplicaName
+from replicas.garbage import freeze_what_stays
 from replicas.internal_port import bind_to_node_address
 from replicas.requests import RequestLedger
 from replicas.responses_call import ResponsesCall
@@ -85,6 +86,7 @@ class AgentLLMServer(LLMServer):
             config_version=self._config_version,
         )
         self._sidecar.start()
+        freeze_what_stays()
 
     async def _answer_once(self) -> None:
         """One token, nobody's: a replica that Serve calls healthy has answered a request.

@@ -16,6 +16,7 @@ from ray.serve.llm.ingress import OpenAiIngress
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from replicas.garbage import freeze_what_stays
 from replicas.internal_port import bind_to_node_address
 from runtime_actor.client import RuntimeClient
 from runtime_actor.memo_actor import get_or_create
@@ -89,6 +90,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
         name = serve.get_replica_context().replica_id.unique_id
         client = RuntimeClient(settings.runtime, settings.version)
         self.assemble(settings, Surroundings(name, client, GatewayMetrics(), routing_state.STATE))
+        freeze_what_stays()
 
     def assemble(self, settings: GatewaySettings, around: Surroundings) -> None:
         """Everything that isn't Ray's."""

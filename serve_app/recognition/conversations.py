@@ -52,6 +52,7 @@ LEAST_TASK_CHARS = 24
 """Openings shorter than this (a greeting) don't make two agents a team."""
 
 _SEED = secrets.randbits(64)
+_SEED_BITS = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -314,7 +315,7 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
     XXH3 with a secret seed will do, which reads a long history several times faster than any digest, and in a third
     of the time of the interpreter's own hash.
     """
-    key = hash(("history", tenant))
+    key = hash((_SEED, tenant)) & _SEED_BITS
     keys: list[int] = []
     has_assistant = False
     for message in messages[leading_count(messages) :]:
@@ -327,11 +328,13 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
         text = (content if isinstance(content, str) else text_of(content)).strip()
         if not text.isascii() or "\r" in text:
             text = composed(text.replace("\r\n", "\n"))
-        # What has other letters may hold half a pair, which no encoding has.
-        key = hash((key, role, xxh3_64_intdigest(text.encode(), _SEED) if text.isascii() else text))
         if len(message) > 2:
             calls, answers = message.get("tool_calls"), message.get("tool_call_id")
             if calls or answers:
-                key = hash((key, canonical_json(calls or ()), str(answers or "")))
+                key = hash((key, canonical_json(calls or ()), str(answers or ""))) & _SEED_BITS
+        if role != "user":
+            key = hash((key, role)) & _SEED_BITS
+        # What is no plain text may hold half a pair, which has no encoding otherwise.
+        key = xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), key)
         keys.append(key)
     return keys, has_assistant

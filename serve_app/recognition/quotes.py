@@ -342,14 +342,18 @@ def _add_lines(text: str, found: Lines) -> None:
     least = LEAST_LINE_CHARS if is_ascii else LEAST_LINE_SIGNS
     # A character alone is found ten times faster than two, and several from behind, where the first of them, which
     # is rarer than a space, is what is looked for, twice as fast as from the front.
-    has_address = text.rfind(_ADDRESS) >= 0
-    for line in text.replace(":", ".").replace("\n", ". ").rsplit(". "):
-        if len(line) >= least:
-            bare = line.lstrip(_MARKS).rstrip(_STOPS)
-            if has_address:
-                bare = bare.removeprefix(_ADDRESS)
-            if len(bare) >= LEAST_LINE_CHARS or (not is_ascii and worth(bare) >= LEAST_LINE_CHARS):
-                found[hash(bare)] = bare
+    pieces = [piece for piece in text.replace(":", ".").replace("\n", ". ").rsplit(". ") if len(piece) >= least]
+    # To look at both ends takes a third of the time that stripping nothing takes.
+    lines = [
+        piece if piece[0] not in _MARKS and piece[-1] not in _STOPS else piece.lstrip(_MARKS).rstrip(_STOPS)
+        for piece in pieces
+    ]
+    if text.rfind(_ADDRESS) >= 0:
+        lines = [line.removeprefix(_ADDRESS) for line in lines]
+    lines = [
+        line for line in lines if len(line) >= LEAST_LINE_CHARS or (not is_ascii and worth(line) >= LEAST_LINE_CHARS)
+    ]
+    found.update(zip(map(hash, lines), lines, strict=True))
 
 
 def worth(text: str) -> int:
