@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -146,6 +147,33 @@ def test_a_connection_may_be_idle_for_as_long_as_a_tool_takes(served: Server) ->
     finally:
         for line in lines.values():
             line.socket.close()
+
+
+# --- a long wait ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("route", "ending"), [(CHAT, b"data: [DONE]"), (MESSAGES, b"event: message_stop")])
+def test_a_stream_may_wait_for_its_place(served: Server, operator: httpx.Client, route: str, ending: bytes) -> None:
+    """90 s in the engine's queue, without a byte: well below `gateway.request_timeout_s`, the only limit there is."""
+    until_idle(operator)
+    with contextlib.ExitStack() as opened:
+        for number in range(PLACES):
+            line = opened.enter_context(Line(served.url, KEYS["team"]))
+            fields = long_one(f"holds {number} {route}", stream=True, system=None)
+            line.send(line.request(CHAT, fields | {"max_tokens": 5000}))
+            line.read_until(b"data: ", 1)
+        wait_for(lambda: busy(operator)[1] == PLACES, 30, "every place is taken")
+        line = opened.enter_context(Line(served.url, KEYS["one"]))
+        fields = {"messages": [{"role": "user", "content": "in line"}], "max_tokens": 2}
+        line.send(line.request(route, {"model": MODEL, "stream": True, **fields}))
+        wait_for(lambda: busy(operator)[2] == 1, 30, "it waits")
+        began_s = time.monotonic()
+        answer = line.answer()
+        waited_s = time.monotonic() - began_s
+    assert answer.status == 200 and ending in answer.body
+    assert waited_s > 60.0, "the machine is so fast that nothing waited"
+    until_idle(operator)
 
 
 # --- clients that leave ---------------------------------------------------------------------------------
