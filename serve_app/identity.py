@@ -127,7 +127,8 @@ class IdentityResolver:
 
     def __init__(self, secret: bytes, conversations: ConversationIndex | None = None) -> None:
         self._key = hashlib.blake2b(secret, digest_size=32, person=b"agent-runtime-id").digest()
-        self._digests = CanonicalDigests()
+        seed = hashlib.blake2b(secret, digest_size=8, person=b"tools").digest()
+        self._digests = CanonicalDigests(int.from_bytes(seed))
         self.conversations = ConversationIndex() if conversations is None else conversations
         self.quotes = QuoteIndex()
         self.templates = TemplateIndex(self.quotes)

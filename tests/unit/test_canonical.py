@@ -108,7 +108,7 @@ def test_one_part_is_a_string() -> None:
 
 
 def digest_of_tools(tools: Any) -> bytes:
-    return digest_into(tools, bytearray())
+    return digest_into(tools, bytearray(), seed=7)
 
 
 def test_tools_by_content_not_order() -> None:
@@ -134,7 +134,7 @@ def test_tools_with_a_number_beyond_64_bits() -> None:
 
 
 def test_memo_is_bounded() -> None:
-    digests = CanonicalDigests(max_entries=4)
+    digests = CanonicalDigests(7, max_entries=4)
     values = [digests.of_text("t", f"text {n}") for n in range(10)]
     assert len(digests._memo) == 4
     assert digests.of_text("t", "text 0") == values[0]
@@ -149,7 +149,7 @@ def test_what_one_tenant_sent_is_worked_out_anew_for_another(monkeypatch: pytest
         return canonical_text(text)
 
     monkeypatch.setattr(canonical, "canonical_text", counted)
-    digests = CanonicalDigests(max_entries=8)
+    digests = CanonicalDigests(7, max_entries=8)
     for tenant in ("one", "two", "one", "two"):
         digests.of_text(tenant, "the plan")
     assert worked_out == ["the plan"] * 2
@@ -163,7 +163,7 @@ def test_marks_and_clocks_in_tools_are_no_content() -> None:
     def search(text: str, **marks: object) -> dict[str, object]:
         return {"type": "function", "function": {"name": "search", "description": text}, **marks}
 
-    digests = CanonicalDigests()
+    digests = CanonicalDigests(7)
     other = {"type": "function", "function": {"name": "add", "description": "Adds 2 numbers."}}
     found = {
         digests.of_tools("t", tools)
@@ -197,7 +197,7 @@ def test_what_a_tool_says_of_now_is_no_content(one: str, other: str, is_same: bo
         plain = {"type": "function", "function": {"name": "add", "description": "Adds: a-b, c."}}
         return [plain, {"type": "function", "function": {"name": "now", "description": text}}]
 
-    digests = CanonicalDigests()
+    digests = CanonicalDigests(7)
     assert (digests.of_tools("t", tools(one)) == digests.of_tools("t", tools(other))) == is_same
 
 
@@ -217,7 +217,7 @@ def described(tool: str, parameter: str) -> list[dict[str, Any]]:
     ],
 )
 def test_a_clock_or_id_in_a_description_of_a_tool_or_deep_in_its_parameters_is_noise(one: str, other: str) -> None:
-    digests = CanonicalDigests()
+    digests = CanonicalDigests(7)
     in_parameters = [digests.of_tools("t", described("Looks.", text)) for text in (one, other)]
     in_tool = [digests.of_tools("t", described(text, "When.")) for text in (one, other)]
     assert in_parameters[0] == in_parameters[1] != in_tool[0] == in_tool[1]
@@ -225,13 +225,13 @@ def test_a_clock_or_id_in_a_description_of_a_tool_or_deep_in_its_parameters_is_n
 
 @pytest.mark.parametrize(("one", "other"), [("At most 10-20.", "At most 10-30."), ("Since 2021.", "Since 2022.")])
 def test_a_number_in_a_parameter_is_no_noise(one: str, other: str) -> None:
-    digests = CanonicalDigests()
+    digests = CanonicalDigests(7)
     assert digests.of_tools("t", described("Looks.", one)) != digests.of_tools("t", described("Looks.", other))
 
 
 def test_a_clock_in_a_default_or_among_choices_makes_another_tool() -> None:
     """They are values that an answer may hold, not wording."""
-    digests = CanonicalDigests()
+    digests = CanonicalDigests(7)
     tools = [described("Looks.", "When.") for _ in range(2)]
     for tool, value in zip(tools, ("2026-03-09T06:00:31Z", "2026-03-10T06:00:31Z"), strict=True):
         tool[0]["function"]["parameters"]["default"] = value
