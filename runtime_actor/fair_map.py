@@ -20,6 +20,9 @@ class FairMap(Generic[Key, Value]):
     def __init__(self, cap: int) -> None:
         self.cap = cap
         self._parts: dict[str, OrderedDict[Key, Value]] = {}
+        # Entries of each owner and of all when they were last trimmed: to add them up takes longer the more owners.
+        self._counted: dict[str, int] = {}
+        self._total = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._parts.values()))
@@ -28,7 +31,7 @@ class FairMap(Generic[Key, Value]):
         return iter(self._parts.items())
 
     def part(self, owner: str) -> OrderedDict[Key, Value]:
-        """The owner's entries, oldest first, to be read and written; call `trim` after adding."""
+        """The owner's entries, oldest first, to be read and written; call `trim` after adding, `pop` to take one out."""
         found = self._parts.get(owner)
         if found is None:
             found = self._parts[owner] = OrderedDict()
@@ -46,11 +49,14 @@ class FairMap(Generic[Key, Value]):
         value = found.pop(key, None)
         if not found:
             del self._parts[owner]
+        self._count(owner)
         return value
 
     def drop(self, owner: str) -> list[Value]:
         """Forget all of an owner's entries."""
-        return list(self._parts.pop(owner, {}).values())
+        gone = list(self._parts.pop(owner, {}).values())
+        self._count(owner)
+        return gone
 
     def oldest(self, owner: str) -> tuple[str, Key]:
         """Owner and key of the entry that has to go when `owner` adds one; there must be one."""
@@ -61,10 +67,21 @@ class FairMap(Generic[Key, Value]):
 
     def trim(self, owner: str) -> list[Value]:
         """Back to the cap after `owner` added; returns what had to go."""
+        self._count(owner)
         gone: list[Value] = []
-        for _ in range(len(self) - self.cap):
+        while self._total > self.cap:
             name, key = self.oldest(owner)
             gone.append(self._parts[name].pop(key))
             if not self._parts[name]:
                 del self._parts[name]
+            self._count(name)
         return gone
+
+    def _count(self, owner: str) -> None:
+        size, before = len(self._parts.get(owner, ())), self._counted.get(owner, 0)
+        if size != before:
+            self._total += size - before
+            if size:
+                self._counted[owner] = size
+            else:
+                del self._counted[owner]

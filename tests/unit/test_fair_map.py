@@ -40,6 +40,24 @@ def test_against_a_model(cap: int, steps: list[tuple[str, int, bool]]) -> None:
     assert all(part for _, part in fair) or not len(fair)
 
 
+@settings(deadline=None)
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.sets(st.integers(0, 9), max_size=4), st.booleans()), max_size=60),
+)
+def test_many_added_at_once_are_within_the_cap_and_no_more_go_than_must(
+    cap: int, steps: list[tuple[str, set[int], bool]]
+) -> None:
+    fair: FairMap[int, int] = FairMap(cap)
+    for owner, keys, drops in steps:
+        if drops:
+            fair.drop(owner)
+        fair.part(owner).update(dict.fromkeys(keys, 0))
+        there = len(fair)
+        assert len(fair.trim(owner)) == max(0, there - cap)
+        assert len(fair) == min(there, cap)
+
+
 def test_one_alone_may_have_all_and_gives_way_to_a_second() -> None:
     fair: FairMap[int, int] = FairMap(10)
     for number in range(25):
