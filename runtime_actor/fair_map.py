@@ -31,7 +31,7 @@ class FairMap(Generic[Key, Value]):
         return iter(self._parts.items())
 
     def part(self, owner: str) -> OrderedDict[Key, Value]:
-        """The owner's entries, oldest first, to be read and written; call `trim` after adding, `pop` to take one out."""
+        """The owner's entries, oldest first, to be read and written; call `trim` after adding, `pop` to take out."""
         found = self._parts.get(owner)
         if found is None:
             found = self._parts[owner] = OrderedDict()
