@@ -18,6 +18,8 @@ from tests.gateway_kit import agents, chat, ours, state, wait_for
 from tests.server_kit import Filler, Server
 
 CALLERS = 4
+SHORT_ONE_S = 60.0
+"""What a short prompt should wait at most behind thirty long ones."""
 RECOVERY_S = 180.0
 """A new engine loads its model, on a machine that is busy with the other one."""
 
@@ -148,10 +150,15 @@ def test_load_alone_makes_no_replica_unhealthy(server: Server, filler: Filler) -
     with server.client("ops") as operator, server.client("two") as other, ThreadPoolExecutor(30) as pool:
         before = {replica["replica"] for replica in state(operator)["replicas"]}
         floods = [pool.submit(flood, number) for number in range(30)]
+        slowest_s = 0.0
         while time.monotonic() < until_s:
             assert operator.get("/-/healthz", timeout=5.0).status_code == 200
+            began_s = time.monotonic()
             assert chat(other, "hi").status_code == 200
+            slowest_s = max(slowest_s, time.monotonic() - began_s)
         for one in floods:
             one.result()
         assert {replica["replica"] for replica in state(operator)["replicas"]} == before
     assert set(ends) <= {200, 429} and ends.count(200) >= 30, Counter(ends)
+    if slowest_s >= SHORT_ONE_S:
+        pytest.xfail(f"a short prompt waited {slowest_s:.0f} s for its turn; the aim is {SHORT_ONE_S:.0f}")
