@@ -14,6 +14,7 @@ from benchmarks.trace_format import TraceError
 STOCK = "stock"
 REACH_ALONE = "reach-no-prefetch"
 SHAPED = "reach-shaped"
+FAIR = "reach-fair"
 CLOSED = "closed"
 POISSON = "poisson"
 RECORDED = "recorded"
@@ -22,11 +23,13 @@ LOOPS = (CLOSED, POISSON, RECORDED)
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What of this project's is on: the order of eviction, warm-ups ahead of need, and the order of the queue."""
+    """What of this project's is on: the order of eviction, warm-ups ahead of need, the order of an engine's queue
+    and that of the gateway's."""
 
     order: str
     prefetch: bool = False
     shaped: bool = False
+    fair: bool = False
 
     @property
     def kv_cache(self) -> dict[str, Any]:
@@ -44,6 +47,7 @@ MODES: dict[str, Mode | None] = {
     REACH_ALONE: Mode("reach"),
     "reach": Mode("reach", prefetch=True),
     SHAPED: Mode("reach", prefetch=True, shaped=True),
+    FAIR: Mode("reach", prefetch=True, fair=True),
 }
 """Policy -> how it is served; None: `ray.serve.llm` as shipped, without this project's layer."""
 

@@ -32,7 +32,7 @@ CALL_TIMEOUT_S = 60.0
 SWITCH_TIMEOUT_S = 30.0
 SWITCH_POLL_S = 0.1
 OURS = "agent-runtime"
-SHAPING = "batch_shaping"
+SHAPING, FAIRNESS = "batch_shaping", "fairness"
 STOCK_ROUTE = "/stock"
 MAX_TENANTS = 64
 """Each workload is a tenant of its own, so that none is learnt from another."""
@@ -120,16 +120,16 @@ class RuntimeApi:
     def set_mode(self, mode: Mode) -> None:
         """Raises ServerError for one that isn't configured there."""
         self.call("POST", "/runtime/policy", {"name": "kv_cache", **mode.kv_cache})
-        row = self.policy_row(SHAPING)
-        if row is not None or mode.shaped:
-            self.call("POST", "/runtime/policy", {"name": SHAPING, "enabled": mode.shaped})
+        for name, is_on in ((SHAPING, mode.shaped), (FAIRNESS, mode.fair)):
+            if is_on or self.policy_row(name) is not None:
+                self.call("POST", "/runtime/policy", {"name": name, "enabled": is_on})
 
     def mode(self) -> Mode:
         """As it is now."""
-        cache, shaping = self.policy_row("kv_cache"), self.policy_row(SHAPING)
+        cache, *rows = map(self.policy_row, ("kv_cache", SHAPING, FAIRNESS))
         if cache is None:
             raise ServerError(f"{self.url}: the policy kv_cache isn't configured there")
-        return Mode(cache["mode"], cache["prefetch"]["enabled"], shaping is not None and shaping["enabled"])
+        return Mode(cache["mode"], cache["prefetch"]["enabled"], *(row is not None and row["enabled"] for row in rows))
 
 
 class RunningServer:

@@ -29,7 +29,7 @@ from serve_app.hints import ACCEPTED, CLIPPED, REJECTED, HintReport
 from serve_app.http.errors import ApiError
 from serve_app.identity import Identity
 from serve_app.policies.ahead import Ahead, Launch
-from serve_app.policies.estimates import output_tokens, prompt_tokens
+from serve_app.policies.estimates import PrefillEstimates, output_tokens, prompt_tokens
 from serve_app.policies.router_seat import RouterSeat
 from serve_app.policies.ticket import NO_TICKET, PolicyTicket, Ticket
 from serve_app.policies.turnstile import Turnstile
@@ -81,6 +81,7 @@ class PolicyDesk:
         self.after_event: Callable[[], None] = lambda: None
         """Called once the policies have seen an event: what they ask for may be carried out."""
         self.ahead = Ahead(no_launch, self.host_observe)
+        self.prefills = PrefillEstimates()
         self.open = 0
         """Requests that the policies look at and that aren't over."""
         self.reads_answers = False

@@ -19,6 +19,7 @@ from serve_app.http.field_checks import RESPONSES
 from serve_app.policies.ahead import Ahead, Guess, HedgedCall, JoinedCall
 from serve_app.policies.answer_reader import AnswerReader
 from serve_app.policies.answers import AnswerFilter
+from serve_app.policies.estimates import PrefillEstimates
 from serve_app.policies.response_filter import ResponseFilter
 from serve_app.policies.turnstile import Pass, Turnstile
 
@@ -32,6 +33,7 @@ class Desk(Protocol):
     host: PolicyHost
     turnstile: Turnstile | None
     ahead: Ahead
+    prefills: PrefillEstimates
     open: int
     reads_answers: bool
 
@@ -104,7 +106,9 @@ class PolicyTicket(Ticket):
         gate = self._desk.turnstile
         if gate is not None and self._guess is None:
             try:
-                self._pass = await gate.enter(self._request)
+                request = self._request
+                tokens = self._desk.prefills.expected(request.tenant, request.agent, request.prompt_tokens)
+                self._pass = await gate.enter(request, tokens)
             except BaseException:
                 self._desk.open -= 1
                 self._desk.host.observe(RequestRefused(self._request))
@@ -119,6 +123,9 @@ class PolicyTicket(Ticket):
 
     def accepted(self, accepted: RequestAccepted | None, is_stream: bool) -> None:
         self._accepted = accepted
+        if accepted is not None and accepted.prompt_tokens and not self._was_ahead:
+            request, computed = self._request, accepted.prompt_tokens - accepted.cached_tokens
+            self._desk.prefills.note(request.tenant, request.agent, request.prompt_tokens, computed)
         if accepted is not None and is_stream:
             self._ttft_s = max(0.0, self._desk.now_s - self._request.arrived_s)
 

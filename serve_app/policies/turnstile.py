@@ -1,10 +1,10 @@
 """The gateway's queue in front of the engines: a bounded amount of work passes, in the policies' order.
 
-Two things are bounded: the requests inside, and the prompt tokens that wait there for their first output. An
-engine computes prompts in the order in which it took them, so what is inside can't be ordered any more; two
-steps' worth of tokens are enough to keep it busy. Work conserving within these bounds: whoever comes while
-there is room and nobody waits passes at once, and room that becomes free goes to a waiting request at once. How
-many may wait is bounded by the requests in flight.
+Two things are bounded: the requests inside, and the prompt tokens that are to be computed there before a first output,
+without those that are expected to be cached. An engine computes prompts in the order in which it took them, so what is
+inside can't be ordered any more; two steps' worth of tokens are enough to keep it busy. Work conserving within these
+bounds: whoever comes while there is room and nobody waits passes at once, and room that becomes free goes to a waiting
+request at once. How many may wait is bounded by the requests in flight.
 
 Where a policy asks for it, a tenant's only request inside leads: it goes before the others that the engines have taken
 and not begun, and between two steps also before what they have begun (`replicas/scheduler.py`). One such prompt at a
@@ -34,6 +34,7 @@ class _Waiter:
     due_s: float
     number: int
     request: RequestView = field(compare=False)
+    tokens: int = field(compare=False)
     turn: asyncio.Future[Pass] = field(compare=False)
 
 
@@ -73,7 +74,7 @@ class Turnstile:
         self.places = places
         self.prefill_tokens = prefill_tokens
         self.prefilling = 0
-        """Prompt tokens inside whose request has no output yet."""
+        """Prompt tokens to be computed, of requests inside that have no output yet."""
         self.passed = 0
         self.waited = 0
         self.inside = 0
@@ -91,11 +92,12 @@ class Turnstile:
     def waiting(self) -> int:
         return sum(map(len, self._flows.values()))
 
-    async def enter(self, request: RequestView) -> Pass:
-        """Returns when it is this request's turn. Cancelled, it has left already."""
-        if not self._flows and self._has_room(request):
-            return self._let_in(request)
-        waiter = self._queue(request)
+    async def enter(self, request: RequestView, tokens: int) -> Pass:
+        """Returns when it is this request's turn. `tokens` of its prompt are to be computed. Cancelled, it has left
+        already."""
+        if not self._flows and self._has_room(request, tokens):
+            return self._let_in(request, tokens)
+        waiter = self._queue(request, tokens)
         self.grant()
         try:
             return await waiter.turn
@@ -114,10 +116,10 @@ class Turnstile:
                 # Its client has left in this very turn of the loop.
                 self._pop(waiter)
                 continue
-            if not self._has_room(waiter.request):
+            if not self._has_room(waiter.request, waiter.tokens):
                 return
             self._pop(waiter)
-            waiter.turn.set_result(self._let_in(waiter.request))
+            waiter.turn.set_result(self._let_in(waiter.request, waiter.tokens))
 
     def computed(self, tokens: int, leads: bool) -> None:
         """A prompt inside has its first output, or has left without one."""
@@ -130,29 +132,29 @@ class Turnstile:
         if not self._inside_of[tenant]:
             del self._inside_of[tenant]
 
-    def _has_room(self, request: RequestView) -> bool:
+    def _has_room(self, request: RequestView, tokens: int) -> bool:
         """A prompt longer than the bound goes alone, or leads."""
-        fits = self.prefilling + request.prompt_tokens <= self.prefill_tokens or not self.prefilling
+        fits = self.prefilling + tokens <= self.prefill_tokens or not self.prefilling
         return self.inside < self.places and (fits or (not self._leading and self._leads(request)))
 
     def _leads(self, request: RequestView) -> bool:
         return bool(self._inside_of) and request.tenant not in self._inside_of and self._lets_lead()
 
-    def _let_in(self, request: RequestView) -> Pass:
+    def _let_in(self, request: RequestView, tokens: int) -> Pass:
         leads = self._leads(request)
         self.led += leads
         self._leading += leads
         self.inside += 1
         self._inside_of[request.tenant] += 1
         self.passed += 1
-        self.prefilling += request.prompt_tokens
-        return Pass(self, request.tenant, request.prompt_tokens, leads)
+        self.prefilling += tokens
+        return Pass(self, request.tenant, tokens, leads)
 
-    def _queue(self, request: RequestView) -> _Waiter:
+    def _queue(self, request: RequestView, tokens: int) -> _Waiter:
         slo_s = request.ttft_slo_s
         due_s = request.arrived_s + slo_s if slo_s is not None else float("inf")
         turn = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(request.priority, due_s, next(self._numbers), request, turn)
+        waiter = _Waiter(request.priority, due_s, next(self._numbers), request, tokens, turn)
         heapq.heappush(self._flows.setdefault((request.tenant, request.agent), []), waiter)
         self.waited += 1
         return waiter

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runtime_actor.errors import ConfigurationError
+from runtime_actor.messages import RequestAccepted
 from runtime_actor.policies import catalogue
 from runtime_actor.policies.base import GATEWAY, Clock, Ordered, Policy, RequestView
 from runtime_actor.settings import AnyPolicySettings, RuntimeSettings
@@ -51,9 +52,9 @@ def desk(*policies: dict[str, Any], failure_limit: int = 1, places: int = 1) -> 
     return PolicyDesk(settings, failure_limit, places, 1000, clock=ManualClock())
 
 
-async def enter(made: PolicyDesk, agent: str) -> Ticket:
+async def enter(made: PolicyDesk, agent: str, prompt: str = "hi") -> Ticket:
     identity = Identity("t", "t", "s", agent, "", "new", "content", True, False)
-    return await made.enter(identity, {"prompt": "hi"}, {"prompt": "hi"}, 0, {}, HintReport())
+    return await made.enter(identity, {"prompt": prompt}, {"prompt": prompt}, 0, {}, HintReport())
 
 
 async def settle() -> None:
@@ -79,6 +80,26 @@ def test_a_queue_ends_with_the_policy_that_wanted_it() -> None:
         for ticket in tickets:
             ticket.leave()
         assert made.queue_state()["inside"] == 0
+
+    asyncio.run(main())
+
+
+def test_the_queue_is_bounded_by_what_is_to_be_computed() -> None:
+    """Four prompts of 800 tokens, 700 of them cached, pass a bound of 1,000; where nothing was cached one does."""
+
+    async def main() -> None:
+        made = desk({"name": "fairness"}, places=8)
+        prompt = "word " * 640
+        for agent, cached_tokens in (("cached", 700), ("new", 0)):
+            first = await enter(made, agent, prompt)
+            first.accepted(RequestAccepted("r", 800, cached_tokens), False)
+            first.leave()
+        for agent, inside in (("cached", 4), ("new", 1)):
+            tasks = [asyncio.create_task(enter(made, agent, prompt)) for _ in range(4)]
+            await settle()
+            assert made.queue_state()["inside"] == inside
+            for task in tasks:
+                (await task).leave()
 
     asyncio.run(main())
 

@@ -33,7 +33,8 @@ class Crowd:
         self.entered: list[str] = []
 
     async def enter(self, name: str, **request: object) -> None:
-        self.inside[name] = await self.gate.enter(view(**request))
+        asked = view(**request)
+        self.inside[name] = await self.gate.enter(asked, asked.prompt_tokens)
         self.entered.append(name)
 
     async def leave(self, name: str) -> None:
@@ -173,8 +174,8 @@ def test_places_are_kept_busy_and_given_back(seed: int) -> None:
 def test_a_turn_given_to_one_who_just_left_goes_on() -> None:
     async def main() -> None:
         gate = Turnstile(1, MANY, by_prompt)
-        first = await gate.enter(view())
-        leaving, next_one = (asyncio.create_task(gate.enter(view(agent=name))) for name in "ab")
+        first = await gate.enter(view(), 100)
+        leaving, next_one = (asyncio.create_task(gate.enter(view(agent=name), 100)) for name in "ab")
         await settle()
         first.leave()
         leaving.cancel()
