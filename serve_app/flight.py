@@ -1,5 +1,6 @@
 """One request on its way: its place among those in flight, and what must be given back exactly once."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ class Slot:
 
 @dataclass(slots=True)
 class Flight:
-    """One request from its admission to its last byte. `view`: as chat completions have it."""
+    """One request from its admission to its last byte. `view`: as chat completions have it; `started_s`: when its time
+    limit began, monotonic."""
 
     slot: Slot
     identity: Identity
@@ -94,3 +96,4 @@ class Flight:
     answer: AnswerText = field(default_factory=AnswerText)
     ticket: Ticket = NO_TICKET
     adapter: str = ""
+    started_s: float = field(default_factory=time.monotonic)

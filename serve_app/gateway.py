@@ -36,7 +36,7 @@ from serve_app.hints import (
     forwarded_headers,
     read_hints,
 )
-from serve_app.http.errors import ApiError, bad_request, model_not_found, unavailable
+from serve_app.http.errors import ApiError, bad_request, model_not_found, timed_out, unavailable
 from serve_app.http.event_stream import EventStream
 from serve_app.http.field_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from serve_app.http.input import read_object
@@ -198,9 +198,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
         try:
             if fields.get("model") in self._settings.config.model.adapters:
                 flight.adapter = fields["model"]
-            flight.ticket = await self._policies.enter(
-                flight.identity, fields, flight.view, priority, headers, flight.report, route.method
-            )
+            await self._wait_for_turn(route, flight, fields, priority, headers)
             exchange = self._start(route, flight, dict(flight.ticket.fields or fields), priority, headers)
             opened = await exchange.open()
             self._accept(flight, opened.accepted)
@@ -215,13 +213,26 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
                 self._quotas.take_tokens(flight.identity.tenant, prompt_tokens(flight.view))
             raise
         except ApiError as error:
-            if error.status == TIMED_OUT:
+            if error.status == TIMED_OUT and flight.exchange is not None:
                 self._quotas.take_tokens(flight.identity.tenant, prompt_tokens(flight.view))
             raise
         finally:
             self._identities.refuse(flight.resolved)
             if not handed_over:
                 self._finish(flight)
+
+    async def _wait_for_turn(
+        self, route: Route, flight: Flight, fields: dict[str, Any], priority: int, headers: dict[str, str]
+    ) -> None:
+        """In the gateway's queue, which is part of a request's time. Raises ApiError."""
+        limit_s = self._settings.config.gateway.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                flight.ticket = await self._policies.enter(
+                    flight.identity, fields, flight.view, priority, headers, flight.report, route.method
+                )
+        except TimeoutError:
+            raise timed_out(limit_s) from None
 
     def _start(
         self, route: Route, flight: Flight, fields: dict[str, Any], priority: int, headers: dict[str, str]
@@ -249,6 +260,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
             fields=fields,
             limits=self._context,
             timeout_s=self._settings.config.gateway.request_timeout_s,
+            started_s=flight.started_s,
             on_retry=self._metrics.count_retry,
             is_stuck=lambda: last is not None and self._routing.has_better_than(last),
         )

@@ -214,6 +214,17 @@ def test_an_answer_that_took_too_long_has_used_the_prompt() -> None:
     assert made.gateway._quotas._uses["one"].tokens.level == pytest.approx(896.0, abs=2.0)
 
 
+def test_waiting_for_a_turn_is_part_of_a_requests_time_and_costs_no_tokens() -> None:
+    made = Bench(policies=[{"name": "fairness"}], quota={"tokens_per_minute": 1000}, request_timeout_s=0.05)
+    assert made.gateway._policies.turnstile is not None
+    made.gateway._policies.turnstile.places = 0
+    for stream in (False, True):
+        assert made.chat(messages=LONG, stream=stream).status_code == 504
+    assert made.gateway._admission.in_flight == made.gateway._policies.turnstile.waiting == 0
+    assert not made.handle.requests
+    assert made.gateway._quotas._uses["one"].tokens.level == 1000.0
+
+
 def test_one_tenant_cannot_take_all_places() -> None:
     made = bench(max_in_flight=1)
     slot = made.gateway._admission.admit("one")
