@@ -41,7 +41,12 @@ _BILLING = re.compile(r"^[ \t]*x-[\w-]*billing-header[ \t]*:[^\n]*(?:\n|\Z)", re
 _SPACES = bytes(0x20 if chr(code).isspace() and code < 0x80 else code for code in range(256))
 
 _DIGITS = b"0123456789"
-_MAY_BE_NOISE = re.compile(r"[0-9]|oday|[iI][dD]")
+
+MAX_SIGNS = 4096
+"""Colons and dashes of all tools that are looked at one by one."""
+
+BETWEEN_DESCRIPTIONS = "\n" + 16 * "\0" + "\n"
+"""More than any pattern reaches over."""
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _packer = msgspec.msgpack.Encoder(order="sorted")
@@ -167,8 +172,9 @@ class CanonicalDigests:
         if known is not None:
             part.move_to_end(raw)
             return known
-        if _hold_noise(tools, self._packed):
-            sent = digest_of_tools(_without_noise(tools), self._packed, self._seed)
+        cleaned = _cleaned(tools, self._packed)
+        if cleaned:
+            sent = digest_of_tools(_with_descriptions(tools, cleaned), self._packed, self._seed)
         return self._remember(tenant, raw, sent)
 
     def _remember(self, tenant: str, raw: int, result: bytes) -> bytes:
@@ -177,18 +183,25 @@ class CanonicalDigests:
         return result
 
 
-def _hold_noise(tools: list[Any], packed: bytearray) -> bool:
-    """Whether a description has a clock or an id in it: looked for where there are signs of one, anywhere in what was
-    packed, or the word before a date without signs in what describes a tool: to find it anywhere takes 12 us more.
+def _cleaned(tools: list[Any], packed: bytearray) -> dict[str, str]:
+    """Descriptions with a clock or an id in them, and those without: looked for where there are signs of one, anywhere
+    in what was packed, or the word before a date without signs in what describes a tool: to find it anywhere takes
+    12 us more.
+
+    All are cleaned as one text, so that many cost no more than one.
     """
-    if _has_sign(packed, b":") or _has_sign(packed, b"-"):
-        text = "\n".join(_descriptions(tools))
-        return without_noise(text) != text
-    try:
-        text = "\n".join([tool["function"]["description"] for tool in tools])
-    except (KeyError, TypeError):  # A tool without a description, or of another form.
-        text = "\n".join(_descriptions(tools))
-    return text.rfind(" date") >= 0 and without_noise(text) != text
+    if not (_has_sign(packed, b":") or _has_sign(packed, b"-")):
+        try:
+            text = "\n".join([tool["function"]["description"] for tool in tools])
+        except (KeyError, TypeError):  # A tool without a description, or of another form.
+            text = "\n".join(_descriptions(tools))
+        if text.rfind(" date") < 0:
+            return {}
+    texts = [*dict.fromkeys(_descriptions(tools))]
+    cleaned = without_noise(BETWEEN_DESCRIPTIONS.join(texts)).split(BETWEEN_DESCRIPTIONS)
+    if len(cleaned) != len(texts):
+        return {}
+    return {text: clean for text, clean in zip(texts, cleaned, strict=True) if text != clean}
 
 
 def _descriptions(value: Any) -> Iterator[str]:
@@ -203,24 +216,26 @@ def _descriptions(value: Any) -> Iterator[str]:
 
 
 def _has_sign(packed: bytearray, sign: bytes) -> bool:
-    """Whether `sign` stands between digits, as in a time or a date, or where a UUID has it."""
+    """Whether `sign` stands between digits, as in a time or a date, or where a UUID has it; or too often to tell."""
     at = packed.find(sign, 1)
-    while at >= 0:
+    for _ in range(MAX_SIGNS):
+        if at < 0:
+            return False
         if packed[at - 1] in _DIGITS and packed[at + 1 : at + 2].isdigit():
             return True
         if packed[at + 5 : at + 6] == packed[at + 10 : at + 11] == sign:
             return True
         at = packed.find(sign, at + 1)
-    return False
+    return True
 
 
-def _without_noise(value: Any, name: str = "") -> Any:
-    """Tools, or what stands in them under `name`, with plain descriptions; those of parameters too."""
+def _with_descriptions(value: Any, cleaned: dict[str, str], name: str = "") -> Any:
+    """Tools, or what stands in them under `name`, with the descriptions that were cleaned; those of parameters too."""
     if isinstance(value, str):
-        return without_noise(value) if name == "description" and _MAY_BE_NOISE.search(value) else value
+        return cleaned.get(value, value) if name == "description" else value
     if isinstance(value, dict):
-        return {key: _without_noise(inner, key) for key, inner in value.items()}
-    return [_without_noise(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _with_descriptions(inner, cleaned, key) for key, inner in value.items()}
+    return [_with_descriptions(inner, cleaned) for inner in value] if isinstance(value, list) else value
 
 
 def digest_of_tools(tools: Any, packed: bytearray, seed: int) -> bytes:
