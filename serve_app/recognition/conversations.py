@@ -22,7 +22,6 @@ request that extends an end continues that session. Rules that keep strangers ap
 """
 
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +50,6 @@ RETRY_WITHIN_S = 60.0
 LEAST_TASK_CHARS = 24
 """Openings shorter than this (a greeting) don't make two agents a team."""
 
-_SEED = secrets.randbits(64)
 _SEED_BITS = (1 << 64) - 1
 
 
@@ -312,10 +310,10 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
     """One key for each prefix of the history, and whether it holds an assistant turn.
 
     Keys never leave the process, and whoever found two texts with one hash would join sessions of his own alone: so
-    XXH3 with a secret seed will do, which reads a long history several times faster than any digest, and in a third
-    of the time of the interpreter's own hash.
+    XXH3 will do, which reads a long history several times faster than any digest, and in a third of the time of the
+    interpreter's own hash, which it is seeded with.
     """
-    key = hash((_SEED, tenant)) & _SEED_BITS
+    key = hash(tenant) & _SEED_BITS
     keys: list[int] = []
     has_assistant = False
     for message in messages[leading_count(messages) :]:
@@ -328,7 +326,7 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
         text = (content if isinstance(content, str) else text_of(content)).strip()
         if not text.isascii() or "\r" in text:
             text = composed(text.replace("\r\n", "\n"))
-        if len(message) > 2:
+        if content is None or len(message) > 2:
             calls, answers = message.get("tool_calls"), message.get("tool_call_id")
             if calls or answers:
                 key = hash((key, canonical_json(calls or ()), str(answers or ""))) & _SEED_BITS
