@@ -27,6 +27,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from runtime_actor.fair_map import FairMap
@@ -219,7 +220,8 @@ class IdentityResolver:
         if not system:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
-        order = self.orders.of(tenant, system, (scope + content).hex(), scope + of_tools)
+        plain = partial(self._digests.plain, tenant, system)
+        order = self.orders.of(tenant, plain, (scope + content).hex(), scope + of_tools)
         text = order.first
         template = self.templates.name_of(
             tenant, text, scope + of_tools, lambda: (reading.asked, reading.system, short_roles(system))

@@ -64,8 +64,12 @@ def canonical_text(text: str) -> str:
 
     These are billing lines, clocks and ids (see `noise.py`), white space, and the form of composed letters.
     """
-    text = composed(text).removeprefix("\ufeff")
-    return _with_single_spaces(without_noise(strip_billing(text)))
+    return _with_single_spaces(plain_text(text))
+
+
+def plain_text(text: str) -> str:
+    """As `canonical_text`, in the lines that it came in."""
+    return without_noise(strip_billing(composed(text).removeprefix("\ufeff")))
 
 
 def composed(text: str) -> str:
@@ -119,7 +123,7 @@ def _part_text(part: Any) -> str:
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
-    return canonical_json(part).decode()
+    return canonical_json(_without_mark(part)).decode()
 
 
 def canonical_json(value: Any) -> bytes:
@@ -153,6 +157,7 @@ class CanonicalDigests:
         self._seed = seed
         self._memo: FairMap[int, bytes] = FairMap(max_entries)
         self._packed = bytearray(TOOLS_BYTES)
+        self._plain = "", "", ""
 
     def of_text(self, tenant: str, text: str) -> bytes:
         part, raw = self._memo.part(tenant), hash(text)
@@ -160,7 +165,13 @@ class CanonicalDigests:
         if known is not None:
             part.move_to_end(raw)
             return known
-        return self._remember(tenant, raw, digest(canonical_text(text).encode()))
+        return self._remember(tenant, raw, digest(_with_single_spaces(self.plain(tenant, text)).encode()))
+
+    def plain(self, tenant: str, text: str) -> str:
+        """As `plain_text`, which takes long enough for the last one to be kept."""
+        if self._plain[1] is not text or self._plain[0] != tenant:
+            self._plain = tenant, text, plain_text(text)
+        return self._plain[2]
 
     def of_tools(self, tenant: str, tools: Any) -> bytes:
         """As `digest_of_tools`, and without the clocks and ids that a description may hold."""
@@ -269,10 +280,11 @@ def digest_of_tools(tools: Any, packed: bytearray, seed: int) -> bytes:
     return xxh3_128_digest(packed, seed)
 
 
-def _without_mark(tool: Any) -> Any:
-    if not isinstance(tool, dict) or "cache_control" not in tool:
-        return tool
-    return {name: value for name, value in tool.items() if name != "cache_control"}
+def _without_mark(item: Any) -> Any:
+    """A tool or a part without what clients set for a cache of their own, and move from turn to turn."""
+    if not isinstance(item, dict) or "cache_control" not in item:
+        return item
+    return {name: value for name, value in item.items() if name != "cache_control"}
 
 
 def digest(data: bytes | bytearray) -> bytes:

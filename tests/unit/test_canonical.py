@@ -18,6 +18,7 @@ from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_text,
     composed,
+    plain_text,
     strip_billing,
     text_of,
 )
@@ -108,6 +109,12 @@ def test_one_part_is_a_string() -> None:
     assert text_of(None) == text_of([]) == ""
 
 
+def test_a_mark_for_a_clients_own_cache_is_no_content_of_a_part() -> None:
+    """Clients move it from turn to turn."""
+    image = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    assert text_of([image]) == text_of([{**image, "cache_control": {"type": "ephemeral"}}])
+
+
 def digest_of_tools(tools: Any) -> bytes:
     return digest_into(tools, bytearray(), seed=7)
 
@@ -147,9 +154,9 @@ def test_what_one_tenant_sent_is_worked_out_anew_for_another(monkeypatch: pytest
 
     def counted(text: str) -> str:
         worked_out.append(text)
-        return canonical_text(text)
+        return plain_text(text)
 
-    monkeypatch.setattr(canonical, "canonical_text", counted)
+    monkeypatch.setattr(canonical, "plain_text", counted)
     digests = CanonicalDigests(7, max_entries=8)
     for tenant in ("one", "two", "one", "two"):
         digests.of_text(tenant, "the plan")
