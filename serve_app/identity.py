@@ -285,7 +285,7 @@ class IdentityResolver:
         system, conversation = reading.system, reading.conversation
         read += system
         read += conversation
-        return self.quotes.vote(tenant, conversation, system, agent.id, agent.speaker)
+        return self.quotes.vote(tenant, conversation, system, agent.id, agent.speaker, reading.greeting)
 
     def _id(self, prefix: str, tenant: str, content: bytes) -> str:
         name = tenant.encode()
