@@ -169,15 +169,24 @@ class IdentityResolver:
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
         self._note_tools(identity.tenant, resolved.agent.parts)
 
-    def answered(self, resolved: Resolved, text: str, turn: int | None = None, is_cut: bool = False) -> None:
+    def answered(
+        self,
+        resolved: Resolved,
+        text: str,
+        turn: int | None = None,
+        is_cut: bool = False,
+        other_turns: Iterable[int] = (),
+    ) -> None:
         """Remember what an accepted request was answered: its next request and other agents of its session repeat it.
 
-        `turn`: as of `AnswerText`, else of the text alone. `is_cut`: the client went away, or an error ended it.
+        `turn` and `other_turns`: as of `AnswerText`, else of the text alone. `is_cut`: the client went away, or an
+        error ended it.
         """
         if not resolved.accepted:
             return
         if resolved.claim is not None:
-            self.conversations.answered(resolved.claim, turn_of((text,)) if turn is None else turn, is_cut)
+            said = turn_of((text,)) if turn is None else turn
+            self.conversations.answered(resolved.claim, said, is_cut, other_turns)
         if text:
             identity = resolved.identity
             lines = lines_of_answer(text, resolved.newest)

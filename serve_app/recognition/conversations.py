@@ -23,7 +23,7 @@ request that extends an end continues that session. Rules that keep strangers ap
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,16 +134,19 @@ class ConversationIndex:
         claim.own = End(session, agent, next(self._numbers), self._clock(), opens=claim.session is None)
         self._ends.add(claim.tenant, claim.key, claim.own)
 
-    def answered(self, claim: Claim, turn: int | None, is_cut: bool) -> None:
-        """The request of `claim` was answered so (see `turns.py`), or its answer was cut."""
+    def answered(self, claim: Claim, turn: int | None, is_cut: bool, other_turns: Iterable[int] = ()) -> None:
+        """The request of `claim` was answered so (see `turns.py`), or its answer was cut. `other_turns`: of further
+        choices.
+        """
         if claim.own is None:
             return
         claim.own.at_s = self._clock()
         claim.own.is_cut = is_cut
         claim.own.answer = None if is_cut else turn
         claim.own.answered_number = None if is_cut else next(self._numbers)
-        if claim.own.answer is not None:
-            self._said.part(claim.tenant)[claim.own.session, claim.own.answer] = None
+        if not is_cut:
+            said = self._said.part(claim.tenant)
+            said.update(((claim.own.session, one), None) for one in (turn, *other_turns) if one is not None)
             self._said.trim(claim.tenant)
 
     def ended(self, tenant: str, session: str) -> None:

@@ -78,3 +78,18 @@ def test_turns_that_are_calls_alone_are_not_one_turn() -> None:
 
     runs = [sent(answer=query) for query in "ab"]
     assert [went_on("b"), went_on("a")] == runs[::-1]
+
+
+def test_whoever_goes_on_from_each_of_several_choices_stays_in_the_session() -> None:
+    resolver = IdentityResolver(b"secret")
+    task = {"role": "user", "content": "Find the herons of this region, please."}
+    ideas = ["Look at the weir.", "Ask the warden.", "Give up for today."]
+    resolved = resolver.resolve("t", {}, {"messages": [task], "n": 3})
+    resolver.accept(resolved)
+    resolver.answered(resolved, ideas[0], other_turns=[turn_of((idea,)) for idea in ideas[1:]])
+    for idea in (ideas[1], ideas[0], ideas[2]):
+        history = [task, {"role": "assistant", "content": idea}, {"role": "user", "content": "Judge that."}]
+        branch = resolver.resolve("t", {}, {"messages": history})
+        resolver.accept(branch)
+        resolver.answered(branch, f"8 of 10 for {idea}")
+        assert branch.identity.session == resolved.identity.session
