@@ -350,7 +350,8 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
             flight.slot.free()
         identity = flight.identity
         if flight.announced:
-            self._identities.answered(flight.resolved, str(flight.answer), flight.answer.turn, is_cut)
+            answer = flight.answer
+            self._identities.answered(flight.resolved, str(answer), answer.turn, is_cut, answer.other_turns)
             self._quotas.take_tokens(identity.tenant, flight.answer.streamed_events)
         if identity.ends_session and flight.announced:
             self._end_session(identity.tenant, identity.workload, identity.session)

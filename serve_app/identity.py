@@ -27,6 +27,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from runtime_actor.fair_map import FairMap
@@ -168,15 +169,24 @@ class IdentityResolver:
         self.templates.note(resolved.agent.text, identity.tenant, identity.session, identity.agent)
         self._note_tools(identity.tenant, resolved.agent.parts)
 
-    def answered(self, resolved: Resolved, text: str, turn: int | None = None, is_cut: bool = False) -> None:
+    def answered(
+        self,
+        resolved: Resolved,
+        text: str,
+        turn: int | None = None,
+        is_cut: bool = False,
+        other_turns: Iterable[int] = (),
+    ) -> None:
         """Remember what an accepted request was answered: its next request and other agents of its session repeat it.
 
-        `turn`: as of `AnswerText`, else of the text alone. `is_cut`: the client went away, or an error ended it.
+        `turn` and `other_turns`: as of `AnswerText`, else of the text alone. `is_cut`: the client went away, or an
+        error ended it.
         """
         if not resolved.accepted:
             return
         if resolved.claim is not None:
-            self.conversations.answered(resolved.claim, turn_of((text,)) if turn is None else turn, is_cut)
+            said = turn_of((text,)) if turn is None else turn
+            self.conversations.answered(resolved.claim, said, is_cut, other_turns)
         if text:
             identity = resolved.identity
             lines = lines_of_answer(text, resolved.newest)
@@ -219,7 +229,8 @@ class IdentityResolver:
         if not system:
             return _Agent(self._id("a", tenant, b"chat:" + content), "content", label)
         scope = tenant.encode() + b"\0"
-        order = self.orders.of(tenant, system, (scope + content).hex(), scope + of_tools)
+        plain = partial(self._digests.plain, tenant, system)
+        order = self.orders.of(tenant, plain, (scope + content).hex(), scope + of_tools)
         text = order.first
         template = self.templates.name_of(
             tenant, text, scope + of_tools, lambda: (reading.asked, reading.system, short_roles(system))
@@ -283,7 +294,7 @@ class IdentityResolver:
         system, conversation = reading.system, reading.conversation
         read += system
         read += conversation
-        return self.quotes.vote(tenant, conversation, system, agent.id, agent.speaker)
+        return self.quotes.vote(tenant, conversation, system, agent.id, agent.speaker, reading.greeting)
 
     def _id(self, prefix: str, tenant: str, content: bytes) -> str:
         name = tenant.encode()

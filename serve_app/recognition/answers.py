@@ -1,6 +1,6 @@
 """The beginning of an answer's text, as the client saw it, for identity alone (see `quotes.py`)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
@@ -51,7 +51,7 @@ _ITEM_EVENT = "response.output_item.added"
 
 
 class AnswerText:
-    """Text of an answer's first choice, up to `MAX_TEXT_CHARS`; the others are told apart by nobody.
+    """Text of an answer's first choice, up to `MAX_TEXT_CHARS`; of the others, together as much, their turns alone.
 
     The arguments of its tool calls are part of it: a manager hands its task to another agent in one.
     """
@@ -61,6 +61,8 @@ class AnswerText:
         self._chars = 0
         self._turn: list[str] = []
         self._turn_chars = 0
+        self._others: dict[int, list[str]] = {}
+        self._other_chars = 0
         self.streamed_events = 0
         """Events of a stream with content: about the tokens that were made."""
 
@@ -71,6 +73,14 @@ class AnswerText:
     def turn(self) -> int | None:
         """See `turns.turn_of`."""
         return turn_of(self._turn) if self._turn_chars < MAX_TEXT_CHARS else None
+
+    @property
+    def other_turns(self) -> tuple[int, ...]:
+        """Of the choices beside the first: a client may go on from any."""
+        if self._other_chars >= MAX_TEXT_CHARS:
+            return ()
+        turns = (turn_of(self._others[index]) for index in sorted(self._others))
+        return tuple(turn for turn in turns if turn is not None)
 
     def add(self, text: Any) -> None:
         if isinstance(text, str):
@@ -98,17 +108,31 @@ class AnswerText:
             self._turn.append(text)
             self._turn_chars += len(text)
 
+    def _add_choice(self, index: int, content: Any, calls: Iterable[tuple[Any, Any]]) -> None:
+        """Of the choice of that number: its text, names and arguments of its calls."""
+        if index == 0:
+            self.add(content)
+            for name, arguments in calls:
+                self.add_name(name)
+                self.add_arguments(arguments)
+            return
+        pieces = [content, *(piece for name, arguments in calls for piece in (name, arguments_of(arguments)))]
+        for piece in pieces:
+            if isinstance(piece, str) and self._other_chars < MAX_TEXT_CHARS:
+                self._others.setdefault(index, []).append(piece)
+                self._other_chars += len(piece)
+
     def add_response(self, content: Any) -> None:
         """An answer of any route as a plain object; anything else adds nothing."""
         if not isinstance(content, dict):
             return
         choices = content.get("choices")
-        message = choices[0].get("message") if isinstance(choices, list) and choices else None
-        if isinstance(message, dict):
-            self.add(message.get("content"))
-            for call in message.get("tool_calls") or ():
-                self.add_name(call["function"].get("name"))
-                self.add_arguments(call["function"]["arguments"])
+        for index, choice in enumerate(choices if isinstance(choices, list) else ()):
+            message = choice.get("message")
+            if isinstance(message, dict):
+                called = [call["function"] for call in message.get("tool_calls") or ()]
+                calls = [(function.get("name"), function["arguments"]) for function in called]
+                self._add_choice(index, message.get("content"), calls)
         # Messages have their parts at the top, Responses in the items of their output.
         for holder in (content, *(content.get("output") or ())):
             if holder.get("type") == "function_call":
@@ -141,9 +165,7 @@ class AnswerText:
         elif chunk.type == _ITEM_EVENT and chunk.item is not None:
             self.add_name(chunk.item.name)
         for choice in chunk.choices:
-            if choice.index == 0 and choice.delta is not None:
-                self.add(choice.delta.content)
-                for call in choice.delta.tool_calls or ():
-                    if call.function is not None:
-                        self.add_name(call.function.name)
-                        self.add_arguments(call.function.arguments)
+            if choice.delta is not None:
+                called = [call.function for call in choice.delta.tool_calls or () if call.function is not None]
+                calls = [(function.name, function.arguments) for function in called]
+                self._add_choice(choice.index, choice.delta.content, calls)

@@ -17,14 +17,14 @@ request that extends an end continues that session. Rules that keep strangers ap
 - Where one of them was answered with the very turn that follows, it is that one. One that has gone on
   with another turn, and was answered with another one, is not continued. A request that is sent once more is
   such another session's, if one was answered so and waits; only after an answer that was cut is it a retry.
+- An agent that is asked with its system prompt alone speaks first: what begins with its answer goes on with it, once.
 - Only ends of prompts that were served count, so a few-shot prefix that many clients share doesn't
   join them; nor does one that was served, beyond `MAX_BRANCHES`.
 """
 
 import itertools
-import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,6 @@ RETRY_WITHIN_S = 60.0
 LEAST_TASK_CHARS = 24
 """Openings shorter than this (a greeting) don't make two agents a team."""
 
-_SEED = secrets.randbits(64)
 _SEED_BITS = (1 << 64) - 1
 
 
@@ -106,11 +105,14 @@ class ConversationIndex:
         """
         keys, has_assistant = history_keys(tenant, messages)
         known = self._ends.part(tenant)
-        if not known.keys().isdisjoint(keys):
-            search = _Search(known, self._said.part(tenant), keys, messages[len(messages) - len(keys) :], agent, votes)
+        # Of a system text alone: unlike histories, those of two agents have nothing in common.
+        alone = hash((tenant, agent))
+        if alone in known or not known.keys().isdisjoint(keys):
+            history = messages[len(messages) - len(keys) :]
+            search = _Search(known, self._said.part(tenant), keys, history, agent, known.get(alone, []), votes)
             found, count = search.continued(has_assistant)
             if found is not None:
-                self._ends.use(tenant, keys[count - 1])
+                self._ends.use(tenant, keys[count - 1] if count else alone)
                 return _claim(tenant, found, keys, messages, count)
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)
@@ -122,7 +124,7 @@ class ConversationIndex:
                 return _claim(tenant, cut, keys, messages, len(keys))
             ended = self._ended.part(tenant)
             session = _session_to_join(there, agent, is_like, ended, now_s - JOIN_WITHIN_S)
-        return Claim(tenant, session, keys[-1] if keys else None)
+        return Claim(tenant, session, keys[-1] if keys else alone)
 
     def record(self, claim: Claim, session: str, agent: str) -> None:
         """The request was accepted: its own history is now an end of `session`."""
@@ -136,16 +138,19 @@ class ConversationIndex:
         claim.own = End(session, agent, next(self._numbers), self._clock(), opens=claim.session is None)
         self._ends.add(claim.tenant, claim.key, claim.own)
 
-    def answered(self, claim: Claim, turn: int | None, is_cut: bool) -> None:
-        """The request of `claim` was answered so (see `turns.py`), or its answer was cut."""
+    def answered(self, claim: Claim, turn: int | None, is_cut: bool, other_turns: Iterable[int] = ()) -> None:
+        """The request of `claim` was answered so (see `turns.py`), or its answer was cut. `other_turns`: of further
+        choices.
+        """
         if claim.own is None:
             return
         claim.own.at_s = self._clock()
         claim.own.is_cut = is_cut
         claim.own.answer = None if is_cut else turn
         claim.own.answered_number = None if is_cut else next(self._numbers)
-        if claim.own.answer is not None:
-            self._said.part(claim.tenant)[claim.own.session, claim.own.answer] = None
+        if not is_cut:
+            said = self._said.part(claim.tenant)
+            said.update(((claim.own.session, one), None) for one in (turn, *other_turns) if one is not None)
             self._said.trim(claim.tenant)
 
     def ended(self, tenant: str, session: str) -> None:
@@ -175,13 +180,16 @@ def _claim(tenant: str, end: End, keys: list[int], messages: list[dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """For the end that a history goes on from: `keys` of its prefixes, `said` what sessions were answered."""
+    """For the end that a history goes on from: `keys` of its prefixes, `said` what sessions were answered, `alone` the
+    ends of the agent's prompts without turns.
+    """
 
     known: Mapping[int, list[End]]
     said: Collection[tuple[str, int]]
     keys: list[int]
     history: Sequence[dict[str, Any]]
     agent: str
+    alone: list[End]
     votes: Callable[[], dict[str, int]]
 
     def continued(self, has_assistant: bool) -> tuple[End | None, int]:
@@ -209,8 +217,16 @@ class _Search:
             if waiting or taken is None:
                 taken, count = _choose(waiting or ends, self.agent), length
             if waiting:
-                break
-        return taken, count
+                return taken, count
+        spoke_first = self._spoke_first(taken) if taken is None or is_repeated else None
+        return (taken, count) if spoke_first is None else (spoke_first, 0)
+
+    def _spoke_first(self, repeated: End | None) -> End | None:
+        """Where the agent was asked without turns and answered what the history begins with."""
+        if not self.alone or not self.history or (turn := turn_of_message(self.history[0])) is None:
+            return None
+        ends = self.alone if repeated is None else _runs_answered_alike(self.alone, repeated)
+        return next((end for end in ends if end.is_open and end.answer == turn), None)
 
     def _not_opened_so(self, ends: list[End]) -> list[End]:
         """Without the sessions that this agent opened with just this history, but for a retry's."""
@@ -312,10 +328,10 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
     """One key for each prefix of the history, and whether it holds an assistant turn.
 
     Keys never leave the process, and whoever found two texts with one hash would join sessions of his own alone: so
-    XXH3 with a secret seed will do, which reads a long history several times faster than any digest, and in a third
-    of the time of the interpreter's own hash.
+    XXH3 will do, which reads a long history several times faster than any digest, and in a third of the time of the
+    interpreter's own hash, which it is seeded with.
     """
-    key = hash((_SEED, tenant)) & _SEED_BITS
+    key = hash(tenant) & _SEED_BITS
     keys: list[int] = []
     has_assistant = False
     for message in messages[leading_count(messages) :]:
@@ -328,7 +344,7 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
         text = (content if isinstance(content, str) else text_of(content)).strip()
         if not text.isascii() or "\r" in text:
             text = composed(text.replace("\r\n", "\n"))
-        if len(message) > 2:
+        if content is None or len(message) > 2:
             calls, answers = message.get("tool_calls"), message.get("tool_call_id")
             if calls or answers:
                 key = hash((key, canonical_json(calls or ()), str(answers or ""))) & _SEED_BITS

@@ -48,9 +48,10 @@ class Ends:
         self.cap = cap
         self._parts: dict[str, OrderedDict[int, list[End]]] = {}
         self._counts: Counter[str] = Counter()
+        self._total = 0
 
     def __len__(self) -> int:
-        return self._counts.total()
+        return self._total
 
     def part(self, tenant: str) -> Mapping[int, list[End]]:
         return self._parts.get(tenant) or {}
@@ -64,9 +65,10 @@ class Ends:
         part.setdefault(key, []).append(end)
         part.move_to_end(key)
         self._counts[tenant] += 1
+        self._total += 1
         if len(part[key]) > MAX_SESSIONS_PER_END:
             self._drop_oldest(tenant, key)
-        while len(self) > self.cap:
+        while self._total > self.cap:
             loser = self._loser(tenant)
             self._drop_oldest(loser, next(iter(self._parts[loser])))
 
@@ -82,5 +84,6 @@ class Ends:
         if not part[key]:
             del part[key]
         self._counts[tenant] -= 1
+        self._total -= 1
         if not self._counts[tenant]:
             del self._counts[tenant], self._parts[tenant]

@@ -4,6 +4,7 @@ Frameworks list tools, rules or members as a set gives them, in an order that ch
 Such texts are one text: the order that came first stands for all.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime_actor.fair_map import FairMap
@@ -28,14 +29,17 @@ class OrderIndex:
         self._known: FairMap[str, OneText] = FairMap(MAX_ORDERS)
         self._by_lines: FairMap[int, OneText] = FairMap(MAX_ORDERS)
 
-    def of(self, tenant: str, text: str, of_text: str, scope: bytes) -> OneText:
-        """What `text` with the digest `of_text` is an order of; only texts of one scope (tenant, tools) are alike."""
+    def of(self, tenant: str, text: Callable[[], str], of_text: str, scope: bytes) -> OneText:
+        """What `text`, without clocks and ids, with the digest `of_text` is an order of; only texts of one scope
+        (tenant, tools) are alike.
+        """
         known = self._known.part(tenant)
         found = known.get(of_text)
         if found is None:
-            found = known[of_text] = self._order_of(tenant, text, of_text, scope)
+            found = known[of_text] = self._order_of(tenant, text(), of_text, scope)
             self._known.trim(tenant)
-        known.move_to_end(of_text)
+        else:
+            known.move_to_end(of_text)
         return found
 
     def _order_of(self, tenant: str, text: str, of_text: str, scope: bytes) -> OneText:

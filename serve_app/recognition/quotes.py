@@ -15,12 +15,13 @@ that it was an answer in has not gone on.
 A turn of a word or two is no line, but it is one together with what was said before it: so a client that sends the
 newest few messages alone goes on with its session.
 
-A first-time agent never joins by text it was given: two strangers may use one framework's wording.
+A first-time agent never joins by text it was given: two strangers may use one framework's wording. Nor does anyone by
+the greeting that a page puts into the assistant's mouth, in the words that models like as well.
 """
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,6 +55,9 @@ MAX_SHORT_CHARS = 64
 
 MAX_BEFORE_CHARS = 256
 """Of each message before it."""
+
+MAX_GREETING_CHARS = 128
+"""A longer turn at the head of a history is an agent's: teams hand them on."""
 
 NEWEST_MESSAGES = 8
 """Of a conversation, among which short turns are looked for."""
@@ -124,11 +128,20 @@ class QuoteIndex:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def vote(self, tenant: str, conversation: Lines, system: Lines, agent: str, speaker: str) -> dict[str, int]:
+    def vote(
+        self,
+        tenant: str,
+        conversation: Lines,
+        system: Lines,
+        agent: str,
+        speaker: str,
+        greeting: Collection[int] = (),
+    ) -> dict[str, int]:
         """Session -> weight of the evidence for it; sessions with too little are left out.
 
         `speaker` tells an agent's prompts apart that differ by more than their conversation. What a system text
-        shares with another agent's says nothing: prompts of one make share more than a task.
+        shares with another agent's says nothing: prompts of one make share more than a task. `greeting`: as of
+        `Reading`. It is a page's, unless this very speaker was answered so and has not gone on from there yet.
         """
         known_lines = self._lines.part(tenant)
         seen_before = known_lines.keys()
@@ -140,7 +153,7 @@ class QuoteIndex:
         for lines, may_share in ((conversation, is_known), (system, False)):
             for key, text in lines.items():
                 seen = known_lines.get(key)
-                if seen is None:
+                if seen is None or (key in greeting and not self._is_told(tenant, key, seen, speaker)):
                     continue
                 size = worth(text)
                 if seen.is_common:
@@ -154,6 +167,11 @@ class QuoteIndex:
             for (session, answered), size in waiting.items():
                 votes[session] += ANSWER_WEIGHT * size if size >= LEAST_QUOTED * answered else 0
         return {session: weight for session, weight in votes.items() if weight >= LEAST_EVIDENCE_CHARS}
+
+    def _is_told(self, tenant: str, key: int, seen: _Seen, speaker: str) -> bool:
+        """Whether an answer with that line was this speaker's last one in a session that waits for it."""
+        answers = (self._handed_over.get(tenant, (session, speaker)) for session, _ in seen.waiting or ())
+        return any(keys is not None and key in keys for keys in answers)
 
     def note(
         self,
@@ -285,6 +303,13 @@ class Reading:
             self._opening = "" if opening is None else text_of(opening.get("content"))
             self._asked = _lines_of((self._opening,))
         return self._asked
+
+    @property
+    def greeting(self) -> Lines:
+        """Of the short turn of the assistant's that the conversation begins with, before a user's."""
+        roles = [message.get("role") for message in self._conversation[:2]]
+        text = text_of(self._conversation[0].get("content")) if roles == ["assistant", "user"] else ""
+        return _lines_of((text,)) if 0 < len(text) <= MAX_GREETING_CHARS else {}
 
     @property
     def newest(self) -> list[dict[str, Any]]:

@@ -119,3 +119,19 @@ def test_what_makes_no_turn() -> None:
     other = {"function": {"name": "b", "arguments": "{}"}}
     turns = [turn_of_message({**plain, "tool_calls": calls}) for calls in ([], [called], [other], [called, other])]
     assert len(set(turns)) == 4
+
+
+def test_every_choice_is_a_turn_that_may_be_gone_on_from() -> None:
+    """Agents that search sample several next steps of one request and go on from each of them."""
+    whole = AnswerText()
+    whole.add_response({"choices": [{"message": {"content": text}} for text in ("to the weir", "home")]})
+    parts = (chunk("to the "), chunk("ho", index=1), chunk("weir"), chunk("me", index=1))
+    streamed, _ = heard(*parts)
+    turns = [turn_of_message({"role": "assistant", "content": text}) for text in ("to the weir", "home")]
+    for answer in (whole, streamed):
+        assert [answer.turn, *answer.other_turns] == turns and str(answer) == "to the weir"
+
+
+def test_of_many_choices_as_much_is_kept_as_of_one() -> None:
+    answer, _ = heard(*[chunk("a" * 1000, index) for _ in range(40) for index in range(3)])
+    assert answer.turn is None and answer.other_turns == ()

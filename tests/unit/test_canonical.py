@@ -18,10 +18,12 @@ from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_text,
     composed,
+    plain_text,
     strip_billing,
     text_of,
 )
 from serve_app.recognition.canonical import digest_of_tools as digest_into
+from serve_app.recognition.noise import without_noise
 
 SAME = [
     (
@@ -107,6 +109,12 @@ def test_one_part_is_a_string() -> None:
     assert text_of(None) == text_of([]) == ""
 
 
+def test_a_mark_for_a_clients_own_cache_is_no_content_of_a_part() -> None:
+    """Clients move it from turn to turn."""
+    image = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    assert text_of([image]) == text_of([{**image, "cache_control": {"type": "ephemeral"}}])
+
+
 def digest_of_tools(tools: Any) -> bytes:
     return digest_into(tools, bytearray(), seed=7)
 
@@ -146,9 +154,9 @@ def test_what_one_tenant_sent_is_worked_out_anew_for_another(monkeypatch: pytest
 
     def counted(text: str) -> str:
         worked_out.append(text)
-        return canonical_text(text)
+        return plain_text(text)
 
-    monkeypatch.setattr(canonical, "canonical_text", counted)
+    monkeypatch.setattr(canonical, "plain_text", counted)
     digests = CanonicalDigests(7, max_entries=8)
     for tenant in ("one", "two", "one", "two"):
         digests.of_text(tenant, "the plan")
@@ -236,3 +244,50 @@ def test_a_clock_in_a_default_or_among_choices_makes_another_tool() -> None:
     for tool, value in zip(tools, ("2026-03-09T06:00:31Z", "2026-03-10T06:00:31Z"), strict=True):
         tool[0]["function"]["parameters"]["default"] = value
     assert digests.of_tools("t", tools[0]) != digests.of_tools("t", tools[1])
+
+
+def test_cost_of_many_descriptions_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One clock among descriptions full of numbers: each was looked at up to a bound of its own, 50 s for 7 MB."""
+    looked_at: list[str] = []
+
+    def counted(text: str) -> str:
+        looked_at.append(text)
+        return without_noise(text)
+
+    monkeypatch.setattr(canonical, "without_noise", counted)
+    tools = [described(f"It is 18:30:05 now. Tool {number}.", f"{number} " * 9)[0] for number in range(50)]
+    CanonicalDigests(7).of_tools("t", tools)
+    assert len(looked_at) == 1
+
+
+def test_cost_of_signs_that_are_no_clocks_is_bounded() -> None:
+    """Each was a step of Python's: a second for 7 MB of colons."""
+
+    def cost_s(count: int) -> float:
+        packed = bytearray(b"a:b" * count)
+        return min(timeit.repeat(lambda: canonical._has_sign(packed, b":"), number=1, repeat=5))
+
+    assert cost_s(1_000_000) < 4 * cost_s(50_000)
+
+
+def test_a_description_is_cleaned_by_its_own_words_alone() -> None:
+    """They are cleaned in one text: a word at the end of one says nothing of a number at the head of the next."""
+    digests = CanonicalDigests(7)
+    found = set()
+    for hour in (11, 12):
+        texts = ("It is 18:30:05 now. Tells the time", f"{hour}:15 or later.")
+        tools = [
+            {"type": "function", "function": {"name": name, "description": text}}
+            for name, text in zip("ab", texts, strict=True)
+        ]
+        found.add(digests.of_tools("t", tools))
+    assert len(found) == 2
+
+
+def test_descriptions_that_cannot_be_told_apart_again_stay_as_they_are() -> None:
+    digests = CanonicalDigests(7)
+    found = {
+        digests.of_tools("t", described("It is 18:30:05 now.", f"a{canonical.BETWEEN_DESCRIPTIONS}{word}"))
+        for word in ("one", "two")
+    }
+    assert len(found) == 2

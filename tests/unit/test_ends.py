@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import timeit
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,3 +29,16 @@ def test_no_more_sessions_stand_at_one_history_than_are_looked_at() -> None:
         ends.add("t", 1, End(f"s{number}", "a", number, 0.0))
     assert [end.session for end in ends.part("t")[1]][:1] == ["s9"]
     assert len(ends) == len(ends.part("t")[1]) == MAX_SESSIONS_PER_END
+
+
+def test_an_end_more_costs_the_same_beside_many_tenants() -> None:
+    """All tenants' ends were added up for each: 80 us beside 10,000 tenants."""
+
+    def cost_s(tenants: int) -> float:
+        ends = Ends()
+        for number in range(tenants):
+            ends.add(f"t{number}", 1, End("s", "a", number, 0.0))
+        keys = iter(range(2, 10**9))
+        return min(timeit.repeat(lambda: ends.add("t0", next(keys), End("s", "a", 0, 0.0)), number=50, repeat=20))
+
+    assert cost_s(10_000) < 8 * cost_s(10)

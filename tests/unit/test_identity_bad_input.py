@@ -265,3 +265,18 @@ def test_what_was_answered_reaches_identity(bench: Bench) -> None:
         coder = turn(CHAT, "You act.", [{"role": "user", "content": f"Do this: {text}"}], model="m", stream=stream)
         first, second = (bench.ask("POST", CHAT, json=body) for body in (planner, coder))
         assert ours(second, "session") == ours(first, "session")
+
+
+def test_every_choice_of_an_answer_reaches_identity(bench: Bench) -> None:
+    """Over HTTP: a client goes on from the third of three choices after it went on from the others."""
+    task, texts = {"role": "user", "content": "Count the boats."}, ["By day.", "By night.", "Never."]
+    answer = Told(texts[0])
+    answer.model_dump = lambda: {  # type: ignore[method-assign]
+        **Answer().model_dump(),
+        "choices": [{"index": n, "message": {"role": "assistant", "content": text}} for n, text in enumerate(texts)],
+    }
+    bench.handle.items = [ACCEPTED, answer]
+    first = bench.ask("POST", CHAT, json=turn(CHAT, None, [task], model="m", n=3))
+    for text in (texts[1], texts[0], texts[2]):
+        history = [task, {"role": "assistant", "content": text}, {"role": "user", "content": "Why?"}]
+        assert ours(post(bench, turns=history, answer=f"For {text}"), "session") == ours(first, "session")

@@ -146,3 +146,26 @@ def test_a_history_without_what_led_to_an_answer_goes_on_with_its_own() -> None:
         assert runs.send(looked, f"over {name}") == opened[name]
     for name in "cadb":
         assert runs.send([user("hi"), reply(f"over {name}"), user("go")], "x", agent="next") == opened[name]
+
+
+def test_an_agent_that_speaks_first_goes_on_with_its_own() -> None:
+    """It is asked with its system prompt alone: callers, interviewers, pages that greet."""
+    runs = Runs()
+    leading = {"role": "system", "content": "You call a dentist."}
+    hello, ask = [reply("Hello there."), user("Yes?")], [reply("Good day."), user("Yes?")]
+    opened = [runs.send([leading], turn[0]["content"]) for turn in (hello, ask, hello)]
+    assert len(set(opened)) == 3
+    assert runs.send([leading, *ask], "Monday?") == opened[1]
+    assert [runs.send([leading, *hello], f"Friday {n}?") for n in range(2)] == [opened[0], opened[2]]
+    assert runs.send([leading, *hello, reply("Friday 1?"), user("No.")], "So be it.") == opened[2]
+    other = [leading, hello[0], user("Who is it?")]
+    assert runs.send(other, "Friday?") not in opened, "a stranger, who was greeted by a page"
+    assert runs.send([leading], "Hello there.") not in opened
+    assert runs.send(other, "Friday?", agent="other") not in opened, "nobody's answer but its agent's own"
+
+
+def test_a_request_without_turns_whose_answer_was_cut_is_nobodys() -> None:
+    runs = Runs()
+    leading = {"role": "system", "content": "You call a dentist."}
+    opened = runs.send([leading], "Hello th", is_cut=True)
+    assert runs.send([leading, reply("Hello there."), user("Yes?")], "Monday?") != opened

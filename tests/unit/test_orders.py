@@ -50,6 +50,18 @@ def test_the_name_of_the_lines_outlives_the_process() -> None:
     assert len(names) == 1
 
 
+@pytest.mark.parametrize(
+    "clock", ["Current time: 2026-03-0{}T06:00:31Z", "Run id: 4f2a9c7{}e1", "x-a-billing-header: {}"]
+)
+def test_the_same_lines_with_a_clock_or_a_run_id_are_one_agent_in_any_order(clock: str) -> None:
+    resolver = IdentityResolver(b"secret")
+    agents = []
+    for seed in range(6):
+        lines = random.Random(seed).sample(TOOLS, 4)
+        agents.append(send(resolver, [*lines, clock.format(seed)], f"job {seed}").agent)
+    assert len(set(agents[2:])) == 1
+
+
 def test_another_line_or_another_tool_is_another_agent() -> None:
     resolver = IdentityResolver(b"secret")
     tools = [{"type": "function", "function": {"name": "search"}}]
@@ -62,5 +74,13 @@ def test_another_line_or_another_tool_is_another_agent() -> None:
 def test_bounded() -> None:
     index = OrderIndex()
     for n in range(MAX_ORDERS + 100):
-        index.of("t", f"line {n}\nline", f"{n}", b"t")
+        index.of("t", f"line {n}\nline".__str__, f"{n}", b"t")
     assert len(index._known) == len(index._by_lines) == MAX_ORDERS
+
+
+def test_an_order_may_be_forgotten_at_once() -> None:
+    index = OrderIndex()
+    index._known.cap = 1
+    index._known.part("one")
+    for tenant in ("two", "one"):
+        assert index.of(tenant, lambda: "line", "digest", b"").first == "digest"

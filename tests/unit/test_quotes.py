@@ -58,6 +58,38 @@ def test_an_agent_that_is_handed_an_answer_is_in_its_session(team: Team) -> None
     assert team.send(ROLES[1], "Carry out:\n- Borrow the scales of the market hall first\nNow.") == other
 
 
+GREETING = "Hello! How can I assist you today?"
+
+
+@pytest.mark.parametrize("system", [None, ROLES[0]])
+def test_clients_that_open_with_a_greeting_that_a_model_once_gave_are_strangers(team: Team, system: str | None) -> None:
+    """A page's own, which no model of theirs said; all of them were taken for the session of whoever was told it."""
+    first = team.send(system, "hi", GREETING)
+    leading = [{"role": "system", "content": system}] if system else []
+    opening = [*leading, {"role": "assistant", "content": GREETING}]
+    said = [first]
+    for task in ("Is it windy?", "Is it wet?", "Is it cold?"):
+        said.append(team.send_messages([*opening, {"role": "user", "content": task}], f"{task} I would not know."))
+    assert len(set(said[1:])) == 3
+
+
+def test_a_greeting_is_nobodys_answer_but_its_agents_own(team: Team) -> None:
+    first = team.send(ROLES[0], "hi", GREETING)
+    turns = [{"role": "assistant", "content": GREETING}, {"role": "user", "content": "Is it windy?"}]
+    assert team.send_messages([{"role": "system", "content": ROLES[1]}, *turns]) != first
+
+
+def test_a_client_that_sends_the_newest_turns_alone_goes_on(team: Team) -> None:
+    """Its history begins with an answer each time."""
+    answers = ["It has been windy ever since this morning.", "Rain is what they expect for the afternoon."]
+    first = team.send(ROLES[0], "Is it windy?", answers[0])
+    turns = [{"role": "assistant", "content": answers[0]}, {"role": "user", "content": "And wet?"}]
+    leading = {"role": "system", "content": ROLES[0]}
+    assert team.send_messages([leading, *turns], answers[1]) == first
+    turns = [{"role": "assistant", "content": answers[1]}, {"role": "user", "content": "And cold?"}]
+    assert team.send_messages([leading, *turns], "No.") == first
+
+
 def test_an_answer_of_two_sessions_says_nothing(team: Team) -> None:
     line = "I would be glad to help you with that question."
     sessions = {team.send(ROLES[0], task, line) for task in TASKS}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from serve_app.identity import IdentityResolver, Resolved
+from serve_app.recognition.turns import turn_of
 
 RUNS, STEPS = 4, 6
 
@@ -57,3 +58,38 @@ def test_no_session_holds_two_runs(seed: int, is_alike: bool, agents: int) -> No
     assert len({session for run in runs for session in run.sessions}) == RUNS
     if not is_alike:
         assert all(len(set(run.sessions)) == 1 for run in runs)
+
+
+def test_turns_that_are_calls_alone_are_not_one_turn() -> None:
+    """As the Responses route has them: without any content, not even an empty one."""
+    resolver = IdentityResolver(b"secret")
+    task = {"role": "user", "content": "Find the herons of this region, please."}
+
+    def sent(*history: dict[str, Any], answer: str) -> str:
+        resolved = resolver.resolve("t", {}, {"messages": [task, *history]})
+        resolver.accept(resolved)
+        resolver.answered(resolved, "", turn_of(("search", answer)))
+        return resolved.identity.session
+
+    def went_on(query: str) -> str:
+        call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": query}}
+        result = {"role": "tool", "tool_call_id": "c1", "content": "none"}
+        return sent({"role": "assistant", "tool_calls": [call]}, result, answer="again")
+
+    runs = [sent(answer=query) for query in "ab"]
+    assert [went_on("b"), went_on("a")] == runs[::-1]
+
+
+def test_whoever_goes_on_from_each_of_several_choices_stays_in_the_session() -> None:
+    resolver = IdentityResolver(b"secret")
+    task = {"role": "user", "content": "Find the herons of this region, please."}
+    ideas = ["Look at the weir.", "Ask the warden.", "Give up for today."]
+    resolved = resolver.resolve("t", {}, {"messages": [task], "n": 3})
+    resolver.accept(resolved)
+    resolver.answered(resolved, ideas[0], other_turns=[turn_of((idea,)) for idea in ideas[1:]])
+    for idea in (ideas[1], ideas[0], ideas[2]):
+        history = [task, {"role": "assistant", "content": idea}, {"role": "user", "content": "Judge that."}]
+        branch = resolver.resolve("t", {}, {"messages": history})
+        resolver.accept(branch)
+        resolver.answered(branch, f"8 of 10 for {idea}")
+        assert branch.identity.session == resolved.identity.session
