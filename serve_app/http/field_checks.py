@@ -100,12 +100,12 @@ def _check_bias(biases: Mapping[str, Any]) -> None:
             raise bad_request(message, "logit_bias", "invalid_value")
 
 
-def check_format(given: Any, path: str) -> None:
+def check_format(given: Any, path: str, kinds: tuple[str, ...] = FORMATS) -> None:
     """A format of the answer, where it stands in a request."""
     if not isinstance(given, dict):
         raise bad_request(f"`{path}` must be an object.", path, "invalid_value")
-    if given.get("type") not in FORMATS:
-        allowed = ", ".join(FORMATS)
+    if given.get("type") not in kinds:
+        allowed = ", ".join(kinds)
         raise bad_request(f"`{path}.type` must be one of {allowed}.", f"{path}.type", "invalid_value")
 
 

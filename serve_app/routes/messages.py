@@ -22,6 +22,7 @@ from serve_app.http.blocks import check_blocks
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
 from serve_app.http.field_checks import CHAT, MESSAGES, check_fields
 from serve_app.http.route_fields import check_own
+from serve_app.http.structured_outputs import output_schema
 from serve_app.recognition.canonical import strip_billing
 from serve_app.routes.route import Route, event
 from serve_app.streaming import DONE
@@ -62,6 +63,9 @@ class MessagesRoute(Route):
         check_own(MESSAGES, fields)
         check_blocks(fields, limits.modalities)
         own = {name: fields[name] for name in ENGINES_OWN if name in fields}
+        schema = output_schema(fields)
+        if schema is not None:
+            own["response_format"] = {"type": "json_schema", "json_schema": {"name": "json_schema", "schema": schema}}
         return preparation.prepare(CHAT, {**own, **chat_body(AnthropicMessagesRequest, fields)}, limits)
 
     def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
@@ -107,7 +111,9 @@ def chat_body(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
         # Without a model it is for the model itself, on every route.
         parsed = kind.model_validate({"model": "any", **fields})
         chat = _Converter.to_chat_completion_request(parsed, merge_inline_system=False)
-        chat_fields: dict[str, Any] = chat.model_dump(exclude={"messages"}, exclude_none=True, exclude_unset=True)
+        chat_fields: dict[str, Any] = chat.model_dump(
+            exclude={"messages"}, exclude_none=True, exclude_unset=True, by_alias=True
+        )
         # The converter sets both; an error should name the one that the client sent.
         chat_fields.pop("max_completion_tokens", None)
         if "model" not in fields:

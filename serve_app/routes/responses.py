@@ -20,9 +20,9 @@ from serve_app.engine_api import (
 )
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
-from serve_app.http.field_checks import RESPONSES, check_fields, check_format
+from serve_app.http.field_checks import RESPONSES, check_fields
 from serve_app.http.route_fields import check_own
-from serve_app.http.structured_outputs import check_structured_outputs
+from serve_app.http.structured_outputs import check_structured_outputs, check_text_format
 from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 from serve_app.routes.route import Route, event
 
@@ -43,7 +43,7 @@ class ResponsesRoute(Route):
         fields = {name: value for name, value in body.items() if value is not None}
         check_fields(RESPONSES, fields, MAX_STOP_STRINGS)
         if isinstance(fields.get("text"), dict) and fields["text"].get("format") is not None:
-            check_format(fields["text"]["format"], "text.format")
+            check_text_format(fields["text"]["format"])
         preparation.check_numbers(RESPONSES, fields, limits)
         check_own(RESPONSES, fields)
         for name in STORED:
@@ -55,7 +55,7 @@ class ResponsesRoute(Route):
                 )
         _check_tools(fields.get("tools", []))
         _check_tool_choice(fields.get("tool_choice", "auto"))
-        check_structured_outputs(_as_chat(fields))
+        check_structured_outputs({"structured_outputs": fields.get("structured_outputs")})
         if isinstance(fields.get("instructions"), str):
             fields["instructions"] = strip_billing(fields["instructions"])
         if not isinstance(fields.get("input", ""), (str, list)):
@@ -175,16 +175,6 @@ def _check_tool_choice(choice: Any) -> None:
     if kind not in (("function",) if isinstance(choice, dict) else TOOL_CHOICES):
         allowed = f"{', '.join(TOOL_CHOICES)} or an object of type function with a name"
         raise bad_request(f"`tool_choice` must be {allowed}.", "tool_choice", "unsupported_value")
-
-
-def _as_chat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A constraint under the names that chat completions have for it."""
-    constraint: dict[str, Any] = {"structured_outputs": fields.get("structured_outputs")}
-    text = fields.get("text")
-    format_ = text.get("format") if isinstance(text, dict) else None
-    if isinstance(format_, dict) and format_.get("type") == "json_schema":
-        constraint["response_format"] = {"type": "json_schema", "json_schema": {"schema": format_.get("schema")}}
-    return constraint
 
 
 def _of_input(error: ApiError) -> ApiError:
