@@ -115,7 +115,7 @@ def check_role(role: Any, path: str) -> None:
 
 
 def check_tool_calls(calls: Any, path: str) -> None:
-    """Calls of an assistant's message: id, and a function with a name and arguments as text."""
+    """Calls of an assistant's message: id, type, and a function with a name and arguments as text."""
     if not isinstance(calls, list):
         raise bad_request(f"`{path}` must be an array.", path, "invalid_value")
     for index, call in enumerate(calls):
@@ -124,6 +124,8 @@ def check_tool_calls(calls: Any, path: str) -> None:
             raise bad_request(f"`{where}` must be an object.", where, "invalid_value")
         if not isinstance(call.get("id"), str):
             raise bad_request(f"`{where}.id` must be a string.", f"{where}.id", "invalid_value")
+        if call.get("type") != "function":
+            raise bad_request(f"`{where}.type` must be function.", f"{where}.type", "invalid_value")
         function = call.get("function")
         if not isinstance(function, dict):
             raise bad_request(f"`{where}.function` must be an object.", f"{where}.function", "invalid_value")

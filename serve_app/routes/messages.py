@@ -43,6 +43,15 @@ ENGINES_OWN = (
 the gateway sets its own."""
 
 
+_OWN_NAMES = {
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+}
+"""A field of the chat completion -> what the client wrote."""
+
+
 class _Converter(AnthropicServingMessages):
     """vLLM's converters without the engine that its constructor wants."""
 
@@ -66,7 +75,22 @@ class MessagesRoute(Route):
         schema = output_schema(fields)
         if schema is not None:
             own["response_format"] = {"type": "json_schema", "json_schema": {"name": "json_schema", "schema": schema}}
-        return preparation.prepare(CHAT, {**own, **chat_body(AnthropicMessagesRequest, fields)}, limits)
+        chat = {**own, **chat_body(AnthropicMessagesRequest, fields)}
+        try:
+            return preparation.prepare(CHAT, chat, limits)
+        except ApiError as error:
+            if (error.param or "").startswith("messages["):
+                # The conversion makes more messages than were sent, or fewer.
+                raise bad_request(
+                    error.message.replace(f"`{error.param}`", "`messages`"), "messages", error.code
+                ) from None
+            raise self.own_error(error) from None
+
+    def own_error(self, error: ApiError) -> ApiError:
+        own = _OWN_NAMES.get((error.param or "").partition(".")[0])
+        if error.status != 400 or own is None:
+            return error
+        return bad_request(error.message.replace(f"`{error.param}`", f"`{own}`"), own, error.code)
 
     def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
         _keep_whole_calls(first)

@@ -107,7 +107,8 @@ def test_roles(role: Any) -> None:
         ("x", "m.tool_calls"),
         (["x"], "m.tool_calls[0]"),
         ([{}], "m.tool_calls[0].id"),
-        ([CALL, {"id": "c2"}], "m.tool_calls[1].function"),
+        ([CALL, {"id": "c2", "type": "function"}], "m.tool_calls[1].function"),
+        ([CALL, {"id": "c2"}], "m.tool_calls[1].type"),
         ([{**CALL, "function": {"name": "f"}}], "m.tool_calls[0].function.arguments"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -110,3 +111,25 @@ def test_another_routes_format_is_refused(path: str, name: str) -> None:
     assert got.status_code == 400 and request is None, got.text
     instead = {CHAT: "response_format", RESPONSES: "text.format", MESSAGES: "output_config.format"}[path]
     assert got.json()["error"]["param"] == name and f"use `{instead}`" in got.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Failed to transform json schema into a grammar: unsupported",
+        "The provided JSON schema contains features not supported by xgrammar.",
+        "Invalid JSON grammar specification.",
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_schema_that_does_not_compile_is_named(path: str, message: str) -> None:
+    """The engine says what is wrong, and not of which field."""
+    bench = Bench()
+    error = SimpleNamespace(message=message, type="BadRequestError", param=None, code=400)
+    bench.handle.items = [SimpleNamespace(error=error)]
+    got = bench.ask("POST", path, json=body(path, {"type": "json_schema", "schema": {"type": 12}}))
+    fields = {CHAT: "response_format", RESPONSES: "text.format", MESSAGES: "output_config.format"}
+    assert got.status_code == 400 and got.json()["error"]["param"] == fields[path], got.text
+    bench.handle.items = [SimpleNamespace(error=error)]
+    plain = bench.ask("POST", path, json=body(path, None))
+    assert plain.status_code == 400 and plain.json()["error"]["param"] is None
