@@ -22,6 +22,7 @@ from serve_app.http.field_checks import (
     check_prompt,
     check_role,
     check_tool_calls,
+    check_tool_choice,
     prompt_count,
 )
 from serve_app.http.route_fields import check_own
@@ -57,6 +58,7 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
         raise bad_request("`use_beam_search` is not supported here.", "use_beam_search", "unsupported_value")
     if endpoint == CHAT:
         fields["messages"] = checked_messages(fields.get("messages"), limits.modalities)
+        check_tool_choice(fields.get("tool_choice", "auto"))
         if "tools" not in fields and fields.get("tool_choice") in ("none", "auto"):
             del fields["tool_choice"]
     else:
@@ -67,9 +69,16 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
 
 
 def validated(endpoint: str, fields: Mapping[str, Any]) -> Any:
-    """The engine's request object with every lazy iterable made a list. Raises ApiError."""
+    """The engine's request object with every lazy iterable made a list. Raises ApiError.
+
+    Its class takes as many stops as OpenAI allows, the engine any number, and so may another route.
+    """
+    stops = fields.get("stop")
+    is_long = isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS
     try:
-        request = _CLASSES[endpoint].model_validate(dict(fields))
+        request: Any = _CLASSES[endpoint].model_validate({**fields, "stop": None} if is_long else dict(fields))
+        if is_long:
+            request.stop = stops
         if isinstance(request, ChatCompletionRequest):
             request.messages = plain(request.messages, ("messages",))
     except ValidationError as error:

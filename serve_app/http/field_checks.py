@@ -135,6 +135,27 @@ def check_tool_calls(calls: Any, path: str) -> None:
                 raise bad_request(f"`{field}` must be a string.", field, "invalid_value")
 
 
+TOOL_CHOICES = ("none", "auto", "required")
+
+
+def check_tool_choice(choice: Any) -> None:
+    """Of a chat completion. The engine has no `allowed_tools`."""
+    if not isinstance(choice, dict):
+        if choice not in TOOL_CHOICES:
+            allowed = f"{', '.join(TOOL_CHOICES)} or an object of type function"
+            raise bad_request(f"`tool_choice` must be {allowed}.", "tool_choice", "unsupported_value")
+        return
+    if choice.get("type") != "function":
+        message = "`tool_choice.type` must be function; send only the tools that are allowed in `tools`."
+        raise bad_request(message, "tool_choice.type", "unsupported_value")
+    function = choice.get("function")
+    if not isinstance(function, dict):
+        raise bad_request("`tool_choice.function` must be an object.", "tool_choice.function", "invalid_value")
+    if not isinstance(function.get("name"), str):
+        where = "tool_choice.function.name"
+        raise bad_request(f"`{where}` must be a string.", where, "invalid_value")
+
+
 MAX_TOKEN_ID = 2**31 - 1
 """Ids travel as 32 bits; what is no token of the model's the engine refuses."""
 

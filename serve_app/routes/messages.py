@@ -28,6 +28,9 @@ from serve_app.routes.route import Route, event
 from serve_app.streaming import DONE
 from serve_app.streaming import events as payloads_of
 
+MAX_STOPS = 16
+"""Stop sequences of a request; Anthropic names no bound."""
+
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -67,7 +70,7 @@ class MessagesRoute(Route):
     def prepare(self, body: Mapping[str, Any], limits: preparation.Limits) -> dict[str, Any]:
         # Under the client's own names, which the converter changes, and what it would drop in silence.
         fields = {name: value for name, value in body.items() if value is not None}
-        check_fields(MESSAGES, fields, MAX_STOP_STRINGS)
+        check_fields(MESSAGES, fields, max(MAX_STOPS, MAX_STOP_STRINGS))
         preparation.check_numbers(MESSAGES, fields, limits)
         check_own(MESSAGES, fields)
         check_blocks(fields, limits.modalities)
@@ -75,9 +78,12 @@ class MessagesRoute(Route):
         schema = output_schema(fields)
         if schema is not None:
             own["response_format"] = {"type": "json_schema", "json_schema": {"name": "json_schema", "schema": schema}}
+        stops = fields.get("stop_sequences", [])
+        fields["stop_sequences"] = stops[:MAX_STOP_STRINGS]
         chat = {**own, **chat_body(AnthropicMessagesRequest, fields)}
         try:
-            return preparation.prepare(CHAT, chat, limits)
+            prepared = preparation.prepare(CHAT, chat, limits)
+            return {**prepared, "stop": stops} if stops else prepared
         except ApiError as error:
             if (error.param or "").startswith("messages["):
                 # The conversion makes more messages than were sent, or fewer.

@@ -182,3 +182,14 @@ def test_a_reference_to_a_tool_is_refused_where_it_stands(within: bool) -> None:
     got = Bench().ask("POST", PATH, json=body(messages=turns))
     param = "messages[2].content[0].content[1].type" if within else "messages[1].content[0].type"
     assert got.status_code == 400 and got.json()["error"]["param"] == param, got.text
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 16])
+def test_more_stop_sequences_than_openai_allows(count: int) -> None:
+    texts = [f"<{number}>" for number in range(count)]
+    assert sent(stop_sequences=texts).stop == texts
+
+
+def test_stop_sequences_have_a_bound() -> None:
+    got = Bench().ask("POST", PATH, json=body(stop_sequences=["a"] * 17))
+    assert got.status_code == 400 and got.json()["error"]["param"] == "stop_sequences" and "at most 16" in got.text
