@@ -22,6 +22,8 @@ DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "serve_config.yaml"
 START_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 120.0
 MANY_STEPS = 20
+KEY = "YOUR_KEY"
+"""Of `gateway.api_keys` the file has only hashes."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         check_port(config.host, config.port)
         _prepare_model(config, stop)
         _serve(cluster, config, stop)
-        print(_ready_text(cluster, config, time.monotonic() - started_s), flush=True)
+        took_s = time.monotonic() - started_s
+        print(ready_text(config, took_s, cluster.dashboard_url, str(cluster.token_path)), flush=True)
         stop.wait()
     # Ray's own handler of SIGTERM, there while Ray starts, exits.
     except (StopRequested, SystemExit):
@@ -87,17 +90,19 @@ def _serve(cluster: LocalRay, config: LaunchConfig, stop: StopSignals) -> None:
         wait_until_ready(config.url, replicas, ANSWER_TIMEOUT_S, update)
 
 
-def _ready_text(cluster: LocalRay, config: LaunchConfig, took_s: float) -> str:
+def ready_text(config: LaunchConfig, took_s: float, dashboard_url: str, token_path: str) -> str:
     url, model = config.url, config.model_id
+    has_keys = bool(config.app.gateway.api_keys or config.app.gateway.keys_file)
+    key, header = (KEY, f" -H 'authorization: Bearer {KEY}'") if has_keys else ("none", "")
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 20}}'
     return f"""
 serve: READY after {took_s:.0f} s - {url}/v1 (OpenAI API, model {model})
 
-  try    curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'
-  python OpenAI(base_url="{url}/v1", api_key="none").chat.completions.create(model="{model}", ...)
+  try    curl {url}/v1/chat/completions -H 'content-type: application/json'{header} -d '{body}'
+  python OpenAI(base_url="{url}/v1", api_key="{key}").chat.completions.create(model="{model}", ...)
   demo   scripts/demo        a team of agents on HumanEval, this policy beside LRU
   watch  {url}/runtime/      live page      {url}/runtime/state      the same as JSON
-  Ray    {cluster.dashboard_url}       asks for the token in {cluster.token_path}
+  Ray    {dashboard_url}       asks for the token in {token_path}
 
   Ctrl-C stops it."""
 

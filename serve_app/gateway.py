@@ -215,7 +215,7 @@ class Gateway(RuntimeEndpoints, MemoEndpoints, UtilityEndpoints, OpenAiIngress):
         except ApiError as error:
             if error.status == TIMED_OUT and flight.exchange is not None:
                 self._quotas.take_tokens(flight.identity.tenant, prompt_tokens(flight.view))
-            raise
+            raise route.own_error(error) from None
         finally:
             self._identities.refuse(flight.resolved)
             if not handed_over:

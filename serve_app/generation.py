@@ -37,6 +37,7 @@ PROMPT_FIELDS = ("messages", "input", "prompt")
 
 _ENGINE_DEATH = "EngineDead"
 
+_OF_CONSTRAINT = re.compile(r"grammar|json schema|regex|structural tag", re.IGNORECASE)
 _PLACE = re.compile(r'File "([^"\n]{1,256})", line (\d{1,7}), in (\w{1,64})')
 MAX_PLACES = 5
 
@@ -111,7 +112,7 @@ class Exchange:
                 if self._clip(refusal):
                     continue
                 if self._is_bad_constraint(str(refusal.error.get("message"))):
-                    raise constraint_error() from None
+                    raise constraint_error(self._constraint) from None
                 if refusal.error.get("code") not in (500, None) or retried:
                     error = refusal_error(refusal, self.limits.usable_tokens, self.limits.model_tokens)
                     raise self._blamed(error) from None
@@ -124,7 +125,7 @@ class Exchange:
             except RayTaskError as error:
                 self.close()
                 if self._is_bad_constraint(type(error).__name__):
-                    raise constraint_error() from None
+                    raise constraint_error(self._constraint) from None
                 if not is_engine_death(error) or retried:
                     raise failure(error) from None
             retried = True
@@ -173,7 +174,10 @@ class Exchange:
         return True
 
     def _blamed(self, error: ApiError) -> ApiError:
-        """Where prompt and answer together are too long: the field that asks for most of it."""
+        """Where prompt and answer together are too long: the field that asks for most of it. Of a constraint the engine
+        says what is wrong, and not where."""
+        if error.status == 400 and error.param is None and self._constraint and _OF_CONSTRAINT.search(error.message):
+            error.param = self._constraint
         if error.code == CONTEXT_LENGTH_EXCEEDED:
             error.param = next((name for name in PROMPT_FIELDS if name in self.fields), "prompt")
             for name in ANSWER_LIMITS:
@@ -183,12 +187,17 @@ class Exchange:
                     error.message = f"{error.message} `{name}` asks for {asked} of them."
         return error
 
+    @property
+    def _constraint(self) -> str | None:
+        """The field that binds the answer to a form."""
+        text = self.fields.get("text")
+        if isinstance(text, dict) and text.get("format") is not None:
+            return "text.format"
+        return next((name for name in ("response_format", "structured_outputs") if name in self.fields), None)
+
     def _is_bad_constraint(self, failure_text: str) -> bool:
         """The engine compiles a grammar in its own loop and fails the request without saying why."""
-        text = self.fields.get("text")
-        constrained = bool({"structured_outputs", "response_format"} & self.fields.keys())
-        constrained = constrained or (isinstance(text, dict) and "format" in text)
-        return constrained and (failure_text == FAILED_IN_ENGINE or GENERATION_ERROR in failure_text)
+        return self._constraint is not None and (failure_text == FAILED_IN_ENGINE or GENERATION_ERROR in failure_text)
 
     async def events(self, opened: Opened) -> AsyncIterator[str]:
         """The client's events. Raises ApiError for what goes wrong after the first one."""
@@ -239,8 +248,8 @@ class _StuckWatch:
             self._look_later(limit)
 
 
-def constraint_error() -> ApiError:
-    return bad_request("The engine could not compile this constraint.", "structured_outputs", "invalid_value")
+def constraint_error(field: str | None) -> ApiError:
+    return bad_request("The engine could not compile this constraint.", field, "invalid_value")
 
 
 def is_engine_death(error: BaseException) -> bool:

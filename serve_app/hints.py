@@ -152,15 +152,21 @@ def _note_final(headers: Mapping[str, str], body: Mapping[str, Any], report: Hin
 
 def _note_context(body: Mapping[str, Any], report: HintReport) -> None:
     """What `nvext` holds besides ids and hints: nobody here reads it."""
-    nvext = body.get("nvext")
-    if not isinstance(nvext, Mapping):
+    for path in ("nvext",), ("nvext", "agent_context"):
+        _note_unread(".".join(path), _lookup(body, path), report)
+
+
+def _note_unread(prefix: str, fields: Any, report: HintReport) -> None:
+    """Of an object's fields those that nobody reads, by the object's name where their own can't be repeated."""
+    if not isinstance(fields, Mapping):
+        if fields is not None:
+            report.note(prefix, REJECTED)
         return
-    context = nvext.get("agent_context")
-    for prefix, fields in (("nvext", nvext), ("nvext.agent_context", context)):
-        for name, value in itertools.islice(fields.items(), MAX_NOTED) if isinstance(fields, Mapping) else ():
-            path = f"{prefix}.{name}"
-            if value is not None and path not in _NVEXT_READ and path not in report.outcomes and _is_name(name):
-                report.note(path, REJECTED)
+    for name, value in itertools.islice(fields.items(), MAX_NOTED):
+        is_read = f"{prefix}.{name}" in _NVEXT_READ
+        path = f"{prefix}.{name}" if _is_name(name) else prefix
+        if value is not None and not is_read and path not in report.outcomes:
+            report.note(path, REJECTED)
 
 
 def _is_name(name: str) -> bool:
@@ -189,20 +195,11 @@ def _priority(body: Mapping[str, Any], report: HintReport) -> int:
         ("agent_hints", body.get("agent_hints")),
         ("nvext.agent_hints", _lookup(body, ("nvext", "agent_hints"))),
     ):
-        if isinstance(hints, Mapping):
-            priority = _from_agent_hints(prefix, hints, priority, report)
+        if isinstance(hints, Mapping) and hints.get("priority") is not None:
+            priority = _clip_priority(f"{prefix}.priority", hints["priority"], -1, report)
+        _note_unread(prefix, hints, report)
     if body.get("priority") is not None:
         priority = _clip_priority("priority", body["priority"], 1, report)
-    return priority
-
-
-def _from_agent_hints(prefix: str, hints: Mapping[str, Any], priority: int, report: HintReport) -> int:
-    if hints.get("priority") is not None:
-        priority = _clip_priority(f"{prefix}.priority", hints["priority"], -1, report)
-    for name, value in itertools.islice(hints.items(), MAX_NOTED):
-        path = f"{prefix}.{name}"
-        if value is not None and path not in report.outcomes and _is_name(name):
-            report.note(path, REJECTED)
     return priority
 
 

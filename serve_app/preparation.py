@@ -22,6 +22,7 @@ from serve_app.http.field_checks import (
     check_prompt,
     check_role,
     check_tool_calls,
+    check_tool_choice,
     prompt_count,
 )
 from serve_app.http.route_fields import check_own
@@ -30,6 +31,7 @@ from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 
 _CLASSES: dict[str, type[BaseModel]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
 _PART_MODALITIES = {"text": "text", "input_text": "text", "refusal": "text", "thinking": "text"}
+_MESSAGE_TEXTS = ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal")
 _MODALITY_WORDS = ("image", "audio", "video")
 _MAX_INT64 = 2**63 - 1
 
@@ -56,6 +58,7 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
         raise bad_request("`use_beam_search` is not supported here.", "use_beam_search", "unsupported_value")
     if endpoint == CHAT:
         fields["messages"] = checked_messages(fields.get("messages"), limits.modalities)
+        check_tool_choice(fields.get("tool_choice", "auto"))
         if "tools" not in fields and fields.get("tool_choice") in ("none", "auto"):
             del fields["tool_choice"]
     else:
@@ -66,11 +69,18 @@ def prepare(endpoint: str, body: Mapping[str, Any], limits: Limits) -> dict[str,
 
 
 def validated(endpoint: str, fields: Mapping[str, Any]) -> Any:
-    """The engine's request object with every lazy iterable made a list. Raises ApiError."""
+    """The engine's request object with every lazy iterable made a list. Raises ApiError.
+
+    Its class takes as many stops as OpenAI allows, the engine any number, and so may another route.
+    """
+    stops = fields.get("stop")
+    is_long = isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS
     try:
-        request = _CLASSES[endpoint].model_validate(dict(fields))
+        request: Any = _CLASSES[endpoint].model_validate({**fields, "stop": None} if is_long else dict(fields))
+        if is_long:
+            request.stop = stops
         if isinstance(request, ChatCompletionRequest):
-            request.messages = [plain(message) for message in request.messages]
+            request.messages = plain(request.messages, ("messages",))
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
     except RecursionError:
@@ -80,15 +90,20 @@ def validated(endpoint: str, fields: Mapping[str, Any]) -> Any:
     return request
 
 
-def plain(value: Any) -> Any:
-    """Pydantic keeps fields declared as iterables lazy; those can't be pickled to a replica."""
+def plain(value: Any, where: tuple[str | int, ...] = ()) -> Any:
+    """Pydantic keeps fields declared as iterables lazy, unread; those can't be pickled to a replica. Raises ApiError:
+    `where` is the value's location in the request."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(item, (*where, key)) for key, item in value.items()}
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, BaseModel):
-        return plain(value.model_dump())
-    return [plain(item) for item in value]
+        return plain(value.model_dump(), where)
+    try:
+        items = list(value)
+    except ValidationError as error:
+        raise from_pydantic([dict(entry) for entry in error.errors()], where) from None
+    return [plain(item, (*where, index)) for index, item in enumerate(items)]
 
 
 def checked_messages(messages: Any, modalities: frozenset[str]) -> list[dict[str, Any]]:
@@ -109,15 +124,18 @@ def checked_messages(messages: Any, modalities: frozenset[str]) -> list[dict[str
 
 
 def _message(message: dict[str, Any], path: str, leading: bool, modalities: frozenset[str]) -> dict[str, Any]:
-    """A copy as the engine wants it: no empty call list, content that is text, no billing line on top."""
-    copy = dict(message)
+    """A copy as the engine wants it: no nulls, no empty call list, content that is text, no billing line on top."""
+    copy = {name: value for name, value in message.items() if value is not None}
+    for name in _MESSAGE_TEXTS:
+        if not isinstance(copy.get(name, ""), str):
+            raise bad_request(f"`{path}.{name}` must be a string.", f"{path}.{name}", "invalid_value")
     if not copy.get("tool_calls"):
         copy.pop("tool_calls", None)
     else:
         check_tool_calls(copy["tool_calls"], f"{path}.tool_calls")
     content = copy.get("content")
     if isinstance(content, list):
-        _check_parts(content, f"{path}.content", modalities)
+        check_parts(content, f"{path}.content", modalities)
         copy["content"] = _single_text(content)
     elif content is not None and not isinstance(content, str):
         raise bad_request(f"`{path}.content` must be a string or an array.", f"{path}.content", "invalid_value")
@@ -157,7 +175,8 @@ def without_billing(content: Any) -> Any:
     return _single_text(kept)
 
 
-def _check_parts(parts: list[Any], path: str, modalities: frozenset[str]) -> None:
+def check_parts(parts: list[Any], path: str, modalities: frozenset[str]) -> None:
+    """Parts of a content. Raises ApiError 400."""
     for index, part in enumerate(parts):
         where = f"{path}[{index}]"
         if isinstance(part, str):
@@ -174,6 +193,8 @@ def _check_parts(parts: list[Any], path: str, modalities: frozenset[str]) -> Non
         text, is_text = part.get("text"), part.get("type") in (None, "text", "input_text")
         if not isinstance(text, str) and (text is not None or is_text):
             raise bad_request(f"`{where}.text` must be a string.", f"{where}.text", "invalid_value")
+        if part.get("type") == "refusal" and not isinstance(part.get("refusal"), str):
+            raise bad_request(f"`{where}.refusal` must be a string.", f"{where}.refusal", "invalid_value")
 
 
 def _modality(part: dict[str, Any]) -> str:
@@ -214,7 +235,7 @@ def parsed(kind: type[BaseModel], body: Mapping[str, Any]) -> Any:
     try:
         request: Any = kind.model_validate(dict(body))
         if isinstance(getattr(request, "messages", None), list):
-            request.messages = [plain(message) for message in request.messages]
+            request.messages = plain(request.messages, ("messages",))
     except ValidationError as error:
         raise from_pydantic([dict(entry) for entry in error.errors()]) from None
     except (VLLMClientError, ValueError, TypeError) as error:

@@ -15,6 +15,9 @@ from serve_app.http.errors import ApiError, from_pydantic
 from serve_app.http.input import header_bytes
 from serve_app.http.responses import respond
 
+SLASHED = ("/", "/runtime/")
+"""Paths that end with a slash by themselves."""
+
 _STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -25,6 +28,7 @@ def make_app(limits: GatewayConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, _unexpected)
+    app.add_middleware(PlainPath)
     app.add_middleware(HeaderLimit, max_header_bytes=limits.max_header_bytes)
     if limits.cors_origins:
         app.add_middleware(
@@ -51,6 +55,19 @@ class HeaderLimit:
             )
             await respond(error)(scope, receive, send)
             return
+        await self._app(scope, receive, send)
+
+
+class PlainPath:
+    """Takes a slash at a path's end away, which Starlette would answer with a redirect without JSON."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path.endswith("/") and path not in SLASHED:
+            scope = {**scope, "path": path.rstrip("/")}
         await self._app(scope, receive, send)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from serve_app.http.errors import ApiError, bad_request
 
-KINDS = ("text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking")
-IN_RESULTS = ("text", "image", "tool_reference")
+KINDS = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
+IN_RESULTS = ("text", "image")
 
 
 def check_blocks(fields: Mapping[str, Any], modalities: frozenset[str]) -> None:

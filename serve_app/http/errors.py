@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from runtime_actor.errors import AgentRuntimeError
+from serve_app.http.unions import is_arm, most_telling
 
 MAX_MESSAGE_CHARS = 600
 """An engine's message may quote the request; longer ones are cut."""
@@ -127,16 +128,14 @@ def field_path(location: tuple[Any, ...]) -> str | None:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
+        elif is_arm(part):
+            continue
         elif not _FIELD.match(part):
             break
-        elif part[:1].isupper() or part in _UNION_ARMS:
-            continue
         else:
             path += f".{part}" if path else part
     return path or None
 
-
-_UNION_ARMS = frozenset({"str", "int", "float", "bool", "dict", "list", "tuple", "generator", "none", "literal"})
 
 _PYDANTIC_REASONS = {
     "missing": "is required",
@@ -152,20 +151,23 @@ _PYDANTIC_REASONS = {
     "float_parsing": "must be a number",
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
+    "unknown_tag": "is none of those that are supported",
 }
 
 
-def from_pydantic(errors: list[dict[str, Any]]) -> ApiError:
-    """The first of pydantic's errors, without the input that caused it."""
-    first = errors[0]
+def from_pydantic(errors: list[dict[str, Any]], where: tuple[str | int, ...] = ()) -> ApiError:
+    """The most telling of pydantic's errors, without the input that caused it. `where`: where that was read."""
+    telling = most_telling(errors)
+    first = telling[0]
     cause = (first.get("ctx") or {}).get("error")
-    path = field_path(tuple(first.get("loc", ())))
+    path = field_path((*where, *first.get("loc", ())))
     if cause is not None:
         return bad_request(
             _without_value(str(cause)), param=getattr(cause, "parameter", None) or path, code="invalid_value"
         )
-    reason = _PYDANTIC_REASONS.get(first["type"])
-    if reason is None:
+    reasons = list(dict.fromkeys(_PYDANTIC_REASONS.get(error["type"], "") for error in telling))
+    reason = " or ".join([reasons[0], *(reason.removeprefix("must be ") for reason in reasons[1:] if reason)])
+    if not reasons[0]:
         reason = "is not valid: " + str(first["msg"])
     return bad_request(f"`{path or 'body'}` {reason}.", param=path, code="invalid_value")
 

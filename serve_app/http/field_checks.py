@@ -100,12 +100,12 @@ def _check_bias(biases: Mapping[str, Any]) -> None:
             raise bad_request(message, "logit_bias", "invalid_value")
 
 
-def check_format(given: Any, path: str) -> None:
+def check_format(given: Any, path: str, kinds: tuple[str, ...] = FORMATS) -> None:
     """A format of the answer, where it stands in a request."""
     if not isinstance(given, dict):
         raise bad_request(f"`{path}` must be an object.", path, "invalid_value")
-    if given.get("type") not in FORMATS:
-        allowed = ", ".join(FORMATS)
+    if given.get("type") not in kinds:
+        allowed = ", ".join(kinds)
         raise bad_request(f"`{path}.type` must be one of {allowed}.", f"{path}.type", "invalid_value")
 
 
@@ -115,7 +115,7 @@ def check_role(role: Any, path: str) -> None:
 
 
 def check_tool_calls(calls: Any, path: str) -> None:
-    """Calls of an assistant's message: id, and a function with a name and arguments as text."""
+    """Calls of an assistant's message: id, type, and a function with a name and arguments as text."""
     if not isinstance(calls, list):
         raise bad_request(f"`{path}` must be an array.", path, "invalid_value")
     for index, call in enumerate(calls):
@@ -124,6 +124,8 @@ def check_tool_calls(calls: Any, path: str) -> None:
             raise bad_request(f"`{where}` must be an object.", where, "invalid_value")
         if not isinstance(call.get("id"), str):
             raise bad_request(f"`{where}.id` must be a string.", f"{where}.id", "invalid_value")
+        if call.get("type") != "function":
+            raise bad_request(f"`{where}.type` must be function.", f"{where}.type", "invalid_value")
         function = call.get("function")
         if not isinstance(function, dict):
             raise bad_request(f"`{where}.function` must be an object.", f"{where}.function", "invalid_value")
@@ -131,6 +133,27 @@ def check_tool_calls(calls: Any, path: str) -> None:
             if not isinstance(function.get(name), str):
                 field = f"{where}.function.{name}"
                 raise bad_request(f"`{field}` must be a string.", field, "invalid_value")
+
+
+TOOL_CHOICES = ("none", "auto", "required")
+
+
+def check_tool_choice(choice: Any) -> None:
+    """Of a chat completion. The engine has no `allowed_tools`."""
+    if not isinstance(choice, dict):
+        if choice not in TOOL_CHOICES:
+            allowed = f"{', '.join(TOOL_CHOICES)} or an object of type function"
+            raise bad_request(f"`tool_choice` must be {allowed}.", "tool_choice", "unsupported_value")
+        return
+    if choice.get("type") != "function":
+        message = "`tool_choice.type` must be function; send only the tools that are allowed in `tools`."
+        raise bad_request(message, "tool_choice.type", "unsupported_value")
+    function = choice.get("function")
+    if not isinstance(function, dict):
+        raise bad_request("`tool_choice.function` must be an object.", "tool_choice.function", "invalid_value")
+    if not isinstance(function.get("name"), str):
+        where = "tool_choice.function.name"
+        raise bad_request(f"`{where}` must be a string.", where, "invalid_value")
 
 
 MAX_TOKEN_ID = 2**31 - 1

@@ -1,7 +1,8 @@
 """What Ray's HTTP proxy leaves open, closed around it. The launcher names `middlewares` in
 RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, so this runs in the proxy's process.
 
-- Ray decodes some headers as UTF-8 and answers everything else with a bare 500: refused before.
+- Ray decodes some headers as UTF-8 and answers everything else with a bare 500: such bytes are read as Latin-1, as the
+  gateway reads those of other headers.
 - Ray obeys two headers of its own that no client should set: one switches its time limit off, the other lets a
   request go on after its client has left. They are taken out.
 - A gateway that dies before its answer begins leaves a bare 500: the request is sent once more, to a gateway that
@@ -14,7 +15,7 @@ import asyncio
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.http.errors import ApiError, bad_request, overloaded, unavailable
+from serve_app.http.errors import ApiError, overloaded, unavailable
 from serve_app.http.responses import respond
 
 IMPORT_PATH = "serve_app.http.proxy_guard.middlewares"
@@ -31,21 +32,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 class HeaderText:
-    """Refuses header values that must be text and aren't; takes out what isn't a client's to say."""
+    """Makes UTF-8 of header values that Ray decodes; takes out what isn't a client's to say."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = scope.get("headers", ())
-            for name, value in headers:
-                if name.lower() in DECODED and not _is_text(value):
-                    field = name.decode("latin-1")
-                    error = bad_request(f"The header `{field}` is not valid UTF-8.", field, "invalid_value")
-                    await respond(error)(scope, receive, send)
-                    return
-            kept = [(name, value) for name, value in headers if name.lower() not in STRIPPED]
+            kept = [
+                (name, _text(value) if name.lower() in DECODED else value)
+                for name, value in scope.get("headers", ())
+                if name.lower() not in STRIPPED
+            ]
             scope = {**scope, "headers": kept}
         await self._app(scope, receive, send)
 
@@ -184,9 +182,9 @@ async def _nothing() -> Message:
     return {"type": "http.disconnect"}
 
 
-def _is_text(value: bytes) -> bool:
+def _text(value: bytes) -> bytes:
     try:
         value.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return value.decode("latin-1").encode()
+    return value

@@ -7,6 +7,9 @@ from serve_app.http.errors import bad_request
 from serve_app.http.field_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 _OLD_CONSTRAINTS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend")
+_ANTHROPIC_FORMATS = ("output_config", "output_format")
+"""The second is the name that Anthropic's beta had."""
+
 _NOWHERE = {
     **dict.fromkeys(_OLD_CONSTRAINTS, "structured_outputs"),
     "functions": "tools",
@@ -20,6 +23,7 @@ _NOWHERE = {
 
 _CHAT = {
     **_NOWHERE,
+    **dict.fromkeys(_ANTHROPIC_FORMATS, "response_format"),
     "max_output_tokens": "max_completion_tokens",
     "stop_sequences": "stop",
     "system": "messages",
@@ -27,6 +31,7 @@ _CHAT = {
 }
 _COMPLETIONS = {
     **_NOWHERE,
+    **dict.fromkeys(_ANTHROPIC_FORMATS, "response_format"),
     **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), "max_tokens"),
     **dict.fromkeys(("messages", "input", "system", "instructions"), "prompt"),
     "stop_sequences": "stop",
@@ -35,6 +40,7 @@ _COMPLETIONS = {
 }
 _RESPONSES = {
     **_NOWHERE,
+    **dict.fromkeys(_ANTHROPIC_FORMATS, "text.format"),
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens"),
     **dict.fromkeys(("n", "best_of", "echo", "min_p", "min_tokens", "length_penalty"), ""),
     **dict.fromkeys(("stop_token_ids", "bad_words", "allowed_token_ids", "prompt_logprobs"), ""),
@@ -51,7 +57,7 @@ _MESSAGES = {
     **dict.fromkeys(("n", "best_of", "echo", "logprobs", "top_logprobs", "prompt_logprobs", "container"), ""),
     "input": "messages",
     "instructions": "system",
-    "response_format": "output_config.format",
+    **dict.fromkeys(("response_format", "output_format"), "output_config.format"),
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
 }

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_app.http.errors import ApiError, bad_request
+from serve_app.http.field_checks import check_format
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_CONSTRAINT_CHARS = 65_536
@@ -19,9 +20,35 @@ def check_structured_outputs(fields: Mapping[str, Any]) -> None:
     response_format = fields.get("response_format")
     if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
         wrapper = response_format.get("json_schema")
-        schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
-        if not isinstance(schema, dict):
-            raise _refused("response_format.json_schema.schema", "must be a JSON schema object")
+        check_schema(wrapper.get("schema") if isinstance(wrapper, dict) else None, "response_format.json_schema.schema")
+
+
+def check_text_format(given: Any) -> None:
+    """Of Responses: `text.format`. Raises ApiError 400 naming the field."""
+    check_format(given, "text.format")
+    if given["type"] == "json_schema":
+        check_schema(given.get("schema"), "text.format.schema")
+
+
+def output_schema(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema that a Messages request asks for in `output_config`; vLLM's converter drops an empty one, which allows
+    any JSON, and a format without one. Raises ApiError 400 naming the field."""
+    config = fields.get("output_config")
+    given = config.get("format") if isinstance(config, dict) else None
+    if given is None:
+        return None
+    check_format(given, "output_config.format", ("json_schema",))
+    if fields.get("structured_outputs") is not None:
+        raise _refused("structured_outputs", "can't stand beside `output_config.format`")
+    schema: Mapping[str, Any] = check_schema(given.get("schema"), "output_config.format.schema")
+    return schema
+
+
+def check_schema(schema: Any, path: str) -> Any:
+    """The same, where it is an object. Raises ApiError 400."""
+    if not isinstance(schema, dict):
+        raise _refused(path, "must be a JSON schema object")
+    return schema
 
 
 def _check_constraint(constraint: Any) -> None:

@@ -22,10 +22,14 @@ from serve_app.http.blocks import check_blocks
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
 from serve_app.http.field_checks import CHAT, MESSAGES, check_fields
 from serve_app.http.route_fields import check_own
+from serve_app.http.structured_outputs import output_schema
 from serve_app.recognition.canonical import strip_billing
 from serve_app.routes.route import Route, event
 from serve_app.streaming import DONE
 from serve_app.streaming import events as payloads_of
+
+MAX_STOPS = 16
+"""Stop sequences of a request; Anthropic names no bound."""
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -40,6 +44,15 @@ ENGINES_OWN = (
 )
 """Fields that Anthropic's class doesn't have, under their names in a chat completion. The first three are only checked:
 the gateway sets its own."""
+
+
+_OWN_NAMES = {
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+}
+"""A field of the chat completion -> what the client wrote."""
 
 
 class _Converter(AnthropicServingMessages):
@@ -57,12 +70,33 @@ class MessagesRoute(Route):
     def prepare(self, body: Mapping[str, Any], limits: preparation.Limits) -> dict[str, Any]:
         # Under the client's own names, which the converter changes, and what it would drop in silence.
         fields = {name: value for name, value in body.items() if value is not None}
-        check_fields(MESSAGES, fields, MAX_STOP_STRINGS)
+        check_fields(MESSAGES, fields, max(MAX_STOPS, MAX_STOP_STRINGS))
         preparation.check_numbers(MESSAGES, fields, limits)
         check_own(MESSAGES, fields)
         check_blocks(fields, limits.modalities)
         own = {name: fields[name] for name in ENGINES_OWN if name in fields}
-        return preparation.prepare(CHAT, {**own, **chat_body(AnthropicMessagesRequest, fields)}, limits)
+        schema = output_schema(fields)
+        if schema is not None:
+            own["response_format"] = {"type": "json_schema", "json_schema": {"name": "json_schema", "schema": schema}}
+        stops = fields.get("stop_sequences", [])
+        fields["stop_sequences"] = stops[:MAX_STOP_STRINGS]
+        chat = {**own, **chat_body(AnthropicMessagesRequest, fields)}
+        try:
+            prepared = preparation.prepare(CHAT, chat, limits)
+            return {**prepared, "stop": stops} if stops else prepared
+        except ApiError as error:
+            if (error.param or "").startswith("messages["):
+                # The conversion makes more messages than were sent, or fewer.
+                raise bad_request(
+                    error.message.replace(f"`{error.param}`", "`messages`"), "messages", error.code
+                ) from None
+            raise self.own_error(error) from None
+
+    def own_error(self, error: ApiError) -> ApiError:
+        own = _OWN_NAMES.get((error.param or "").partition(".")[0])
+        if error.status != 400 or own is None:
+            return error
+        return bad_request(error.message.replace(f"`{error.param}`", f"`{own}`"), own, error.code)
 
     def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
         _keep_whole_calls(first)
@@ -107,7 +141,9 @@ def chat_body(kind: type[Any], body: Mapping[str, Any]) -> dict[str, Any]:
         # Without a model it is for the model itself, on every route.
         parsed = kind.model_validate({"model": "any", **fields})
         chat = _Converter.to_chat_completion_request(parsed, merge_inline_system=False)
-        chat_fields: dict[str, Any] = chat.model_dump(exclude={"messages"}, exclude_none=True, exclude_unset=True)
+        chat_fields: dict[str, Any] = chat.model_dump(
+            exclude={"messages"}, exclude_none=True, exclude_unset=True, by_alias=True
+        )
         # The converter sets both; an error should name the one that the client sent.
         chat_fields.pop("max_completion_tokens", None)
         if "model" not in fields:

@@ -3,6 +3,8 @@
 Nothing is stored: `store` is answered as false, and what would need a store is refused.
 """
 
+import functools
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -20,14 +22,17 @@ from serve_app.engine_api import (
 )
 from serve_app.hints import REPLACED_FIELDS
 from serve_app.http.errors import ApiError, bad_request, from_pydantic
-from serve_app.http.field_checks import RESPONSES, check_fields, check_format
+from serve_app.http.field_checks import RESPONSES, check_fields
+from serve_app.http.items import plain_items
 from serve_app.http.route_fields import check_own
-from serve_app.http.structured_outputs import check_structured_outputs
+from serve_app.http.structured_outputs import check_structured_outputs, check_text_format
 from serve_app.recognition.canonical import LEADING_ROLES, strip_billing
 from serve_app.routes.route import Route, event
 
 STORED = ("previous_response_id", "conversation", "background", "prompt", "previous_input_messages")
 """Fields that need a store of responses. vLLM's is one unbounded table a process, without an owner."""
+
+_OF_MESSAGES = re.compile(r"`messages[^`]*`")
 
 TOOL_KINDS = ("function", "namespace")
 """vLLM drops others (web search, MCP and so on) without a word."""
@@ -43,7 +48,7 @@ class ResponsesRoute(Route):
         fields = {name: value for name, value in body.items() if value is not None}
         check_fields(RESPONSES, fields, MAX_STOP_STRINGS)
         if isinstance(fields.get("text"), dict) and fields["text"].get("format") is not None:
-            check_format(fields["text"]["format"], "text.format")
+            check_text_format(fields["text"]["format"])
         preparation.check_numbers(RESPONSES, fields, limits)
         check_own(RESPONSES, fields)
         for name in STORED:
@@ -55,14 +60,16 @@ class ResponsesRoute(Route):
                 )
         _check_tools(fields.get("tools", []))
         _check_tool_choice(fields.get("tool_choice", "auto"))
-        check_structured_outputs(_as_chat(fields))
+        check_structured_outputs({"structured_outputs": fields.get("structured_outputs")})
         if isinstance(fields.get("instructions"), str):
             fields["instructions"] = strip_billing(fields["instructions"])
         if not isinstance(fields.get("input", ""), (str, list)):
             raise bad_request("`input` must be a string or an array.", "input", "invalid_value")
         if fields.get("input") in ([], ""):
             raise bad_request("`input` must not be empty.", "input", "invalid_value")
-        fields["input"] = _whole_answers(_without_billing(fields.get("input")))
+        if isinstance(fields.get("input"), list):
+            check_parts = functools.partial(preparation.check_parts, modalities=limits.modalities)
+            fields["input"] = plain_items(_without_billing(fields["input"]), check_parts)
         try:
             preparation.checked_messages(_messages(_parsed(fields)), limits.modalities)
         except ApiError as error:
@@ -126,10 +133,8 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _without_billing(items: Any) -> Any:
+def _without_billing(items: list[Any]) -> list[Any]:
     """Billing lines out of the system messages that an input begins with."""
-    if not isinstance(items, list):
-        return items
     cleaned: list[Any] = list(items)
     for index, item in enumerate(items):
         role = item.get("role") if isinstance(item, dict) else None
@@ -138,25 +143,6 @@ def _without_billing(items: Any) -> Any:
         if isinstance(item.get("content"), (str, list)):
             cleaned[index] = {**item, "content": preparation.without_billing(item["content"])}
     return cleaned
-
-
-def _whole_answers(items: Any) -> Any:
-    """Of an assistant's turn in several parts vLLM reads the first alone: all of their text in one."""
-    if not isinstance(items, list):
-        return items
-    return [
-        _whole_answer(item) if isinstance(item, dict) and item.get("role") == "assistant" else item for item in items
-    ]
-
-
-def _whole_answer(item: dict[str, Any]) -> dict[str, Any]:
-    parts = item.get("content")
-    if item.get("role") != "assistant" or not isinstance(parts, list) or len(parts) < 2:
-        return item
-    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    if len(texts) < len(parts):
-        raise bad_request("`input`: an assistant's turn must have text alone.", "input", "unsupported_content")
-    return {**item, "content": [{**parts[0], "text": "".join(texts)}]}
 
 
 def _check_tools(tools: Any) -> None:
@@ -177,18 +163,8 @@ def _check_tool_choice(choice: Any) -> None:
         raise bad_request(f"`tool_choice` must be {allowed}.", "tool_choice", "unsupported_value")
 
 
-def _as_chat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A constraint under the names that chat completions have for it."""
-    constraint: dict[str, Any] = {"structured_outputs": fields.get("structured_outputs")}
-    text = fields.get("text")
-    format_ = text.get("format") if isinstance(text, dict) else None
-    if isinstance(format_, dict) and format_.get("type") == "json_schema":
-        constraint["response_format"] = {"type": "json_schema", "json_schema": {"schema": format_.get("schema")}}
-    return constraint
-
-
 def _of_input(error: ApiError) -> ApiError:
-    message = error.message.replace(f"`{error.param}`", "`input`: a message")
+    message = _OF_MESSAGES.sub("`input`: a message", error.message)
     return bad_request(message, "input", error.code) if str(error.param).startswith("messages") else error
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from runtime_actor.messages import RequestAccepted
 from serve_app import preparation
+from serve_app.http.errors import ApiError
 from serve_app.streaming import complete_usage, openai_stream
 
 _IDENTITY_FIELDS = ("messages", "tools", "prompt")
@@ -28,6 +29,10 @@ class Route:
     def request(self, fields: Mapping[str, Any]) -> Any:
         """What goes to the replica. Raises ApiError."""
         return preparation.validated(self.method, fields)
+
+    def own_error(self, error: ApiError) -> ApiError:
+        """An error about the engine's request, with the field's name in the client's."""
+        return error
 
     def answer(self, first: Any, accepted: RequestAccepted | None) -> dict[str, Any]:
         """A whole answer as the client gets it; `first` is the engine's, an object or plain."""

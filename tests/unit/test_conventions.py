@@ -56,8 +56,11 @@ def rows() -> list[Row]:
 
 
 def path_of(fields: dict[str, Any]) -> str:
-    """The dotted name of an example; of objects that are one hint as a whole their own name."""
+    """The dotted name of an example; of objects that are one hint as a whole, or whose field has no plain name, their
+    own."""
     ((name, value),) = fields.items()
+    if not isinstance(value, dict) or not all(map(str.isidentifier, value)):
+        return str(name)
     if name in ("nvext", "agent_hints", "agent_context") or value == {"session_id": "task-17"}:
         return f"{name}.{path_of(value)}"
     return str(name)

@@ -15,6 +15,7 @@ from serve_app.http.field_checks import (
     check_prompt,
     check_role,
     check_tool_calls,
+    check_tool_choice,
 )
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -107,7 +108,8 @@ def test_roles(role: Any) -> None:
         ("x", "m.tool_calls"),
         (["x"], "m.tool_calls[0]"),
         ([{}], "m.tool_calls[0].id"),
-        ([CALL, {"id": "c2"}], "m.tool_calls[1].function"),
+        ([CALL, {"id": "c2", "type": "function"}], "m.tool_calls[1].function"),
+        ([CALL, {"id": "c2"}], "m.tool_calls[1].type"),
         ([{**CALL, "function": {"name": "f"}}], "m.tool_calls[0].function.arguments"),
     ],
 )
@@ -128,3 +130,27 @@ def test_prompts(prompt: Any, param: str) -> None:
     assert caught.value.param == param
     for good in ("text", ["a", "b"], [1, 2], [[1], [2, 3]]):
         check_prompt(good)
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "tool_choice.type"),
+        ({"type": "custom", "custom": {"name": "f"}}, "tool_choice.type"),
+        ({"type": "auto"}, "tool_choice.type"),
+        ({}, "tool_choice.type"),
+        ({"type": "function"}, "tool_choice.function"),
+        ({"type": "function", "name": "f"}, "tool_choice.function"),
+        ({"type": "function", "function": {}}, "tool_choice.function.name"),
+        ({"type": "function", "function": {"name": 5}}, "tool_choice.function.name"),
+        ("any", "tool_choice"),
+        (5, "tool_choice"),
+        ([], "tool_choice"),
+    ],
+)
+def test_tool_choices(choice: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_tool_choice(choice)
+    assert caught.value.param == param and "None" not in caught.value.message
+    for good in ("none", "auto", "required", {"type": "function", "function": {"name": "f"}}):
+        check_tool_choice(good)

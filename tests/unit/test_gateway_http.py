@@ -319,3 +319,16 @@ def test_an_engine_without_priorities_is_given_none(bench: Bench) -> None:
     for priority in (4, -1_000_000):
         assert bench.chat(priority=priority).status_code == 200
     assert [request.priority for request, _ in bench.handle.requests] == [0, 0]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/models", "/v1/messages", "/runtime/state", "/v1/nothing"]
+)
+def test_a_slash_at_the_end_changes_nothing(method: str, path: str) -> None:
+    """A redirect has no JSON, and clients send their body anew or not at all."""
+    bench = Bench()
+    plain, slashed = (bench.ask(method, path + end, json={}) for end in ("", "/"))
+    assert plain.status_code == slashed.status_code and slashed.status_code not in (301, 307)
+    assert plain.json().keys() == slashed.json().keys()
+    assert bench.ask("GET", "/runtime/").status_code == 200

@@ -37,6 +37,27 @@ def test_priority_never_gets_ahead(body: dict[str, Any], priority: int, outcome:
     assert report.outcomes["priority"] == outcome
 
 
+@pytest.mark.parametrize("value", [5, "x", True, 0, False, "", [], ["a"]])
+@pytest.mark.parametrize("outer", ["nvext", "agent_hints", "nvext.agent_hints", "nvext.agent_context"])
+def test_what_is_no_object_is_rejected_by_its_own_name(outer: str, value: Any) -> None:
+    body: Any = value
+    for name in reversed(outer.split(".")):
+        body = {name: body}
+    assert outcomes(body) == {outer: "rejected"}
+    assert outcomes({"nvext": None, "agent_hints": {}}) == {} == outcomes({"nvext": {"agent_hints": None}})
+
+
+@pytest.mark.parametrize("name", ["é", "a b", "n" * 100, "", "a=b", "a, b=accepted", "1", "a.b", "a\r\nb: c"])
+@pytest.mark.parametrize("outer", ["nvext", "agent_hints", "nvext.agent_hints", "nvext.agent_context"])
+def test_a_name_that_cannot_be_written_is_rejected_by_the_outer_one(outer: str, name: str) -> None:
+    body: Any = {name: 1}
+    for part in reversed(outer.split(".")):
+        body = {part: body}
+    _, report = read_hints({}, body)
+    assert report.header() == f"{outer}=rejected"
+    assert outcomes({"nvext": {name: None}}) == {}
+
+
 @pytest.mark.parametrize("priority", [10**400, -(10**400)])
 def test_whole_numbers_of_any_size_are_clipped(priority: int) -> None:
     for body in ({"agent_hints": {"priority": priority}}, {"nvext": {"agent_hints": {"priority": priority}}}):

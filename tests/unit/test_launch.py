@@ -7,16 +7,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 import pytest
 
 from cluster.errors import LaunchError
 from cluster.launch_config import check_port, load
+from cluster.local import ready_text
 from cluster.readiness import wait_until_ready
+from serve_app.config import AppConfig, GatewayConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,3 +138,19 @@ def test_never_ready_names_the_last_answer(gateway: str) -> None:
     _Gateway.answers = [(503, "none yet")]
     with pytest.raises(LaunchError, match=r"fewer than 2 replicas .* 503 none yet"):
         wait_until_ready(gateway, 2, 0.3, lambda *_: None)
+
+
+@pytest.mark.parametrize("keys", ["api_keys", "keys_file", ""])
+def test_the_ready_text_names_a_key_where_one_is_needed(tmp_path: Path, keys: str) -> None:
+    listed = tmp_path / "keys.yaml"
+    listed.write_text("[]")
+    gateway = {"api_keys": [{"tenant": "a", "sha256": "0" * 64}], "keys_file": str(listed)}
+    config = load(ROOT / "serve_config.yaml")
+    app = replace_gateway(config.app, {keys: gateway[keys]} if keys else {})
+    text = ready_text(replace(config, app=app), 1.0, "http://127.0.0.1:8265", "token")
+    assert ("-H 'authorization: Bearer YOUR_KEY'" in text) == ('api_key="YOUR_KEY"' in text) == bool(keys)
+    assert ('api_key="none"' in text) == (not keys)
+
+
+def replace_gateway(app: AppConfig, options: dict[str, Any]) -> AppConfig:
+    return app.model_copy(update={"gateway": GatewayConfig.model_validate(options)})

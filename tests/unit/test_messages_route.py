@@ -171,3 +171,25 @@ def test_blocks_that_are_taken() -> None:
     request = sent(messages=turns, system=[{"type": "text", "text": "Add.", "cache_control": {"type": "ephemeral"}}])
     assert [message["role"] for message in request.messages][:4] == ["system", "user", "assistant", "tool"]
     assert request.messages[3]["content"] == "2"
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_reference_to_a_tool_is_refused_where_it_stands(within: bool) -> None:
+    reference = {"type": "tool_reference", "tool_name": "add"}
+    turns = (
+        result({"type": "text", "text": "2"}, reference) if within else [*HI, {"role": "user", "content": [reference]}]
+    )
+    got = Bench().ask("POST", PATH, json=body(messages=turns))
+    param = "messages[2].content[0].content[1].type" if within else "messages[1].content[0].type"
+    assert got.status_code == 400 and got.json()["error"]["param"] == param, got.text
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 16])
+def test_more_stop_sequences_than_openai_allows(count: int) -> None:
+    texts = [f"<{number}>" for number in range(count)]
+    assert sent(stop_sequences=texts).stop == texts
+
+
+def test_stop_sequences_have_a_bound() -> None:
+    got = Bench().ask("POST", PATH, json=body(stop_sequences=["a"] * 17))
+    assert got.status_code == 400 and got.json()["error"]["param"] == "stop_sequences" and "at most 16" in got.text
