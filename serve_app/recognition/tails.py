@@ -12,7 +12,7 @@ continued which was answered with the turn that follows; where several were, non
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import LEADING_ROLES
@@ -40,11 +40,8 @@ _CLOSES = re.compile(r"</([A-Za-z][\w-]{0,31})>\Z")
 MAX_TAG_CHARS = 36
 
 
-class Tail(NamedTuple):
-    """A prompt's last message without notes in tags; `place`: key of what stands before it, 0 if nothing does."""
-
-    place: int
-    text: str
+Tail = tuple[int, str]
+"""Key of what stands before a prompt's last message, 0 if nothing does, and that message without notes in tags."""
 
 
 @dataclass(slots=True)
@@ -139,7 +136,7 @@ def tail_of(keys: Sequence[int], history: Sequence[Mapping[str, Any]]) -> Tail |
         if at < 0 or _role(history[at]) == "assistant":
             return None
         before = _without_notes_before(history, at)
-    return Tail(keys[before - 1] if before else 0, _without_blocks(_said(history[at])))
+    return (keys[before - 1] if before else 0, _without_blocks(_said(history[at])))
 
 
 def _without_notes_before(history: Sequence[Mapping[str, Any]], count: int) -> int:
