@@ -14,8 +14,8 @@ agent    1. header `x-claude-code-agent-id`
             completion the first 512 characters (or 128 token ids) when the prompt is at least twice as
             long, else the tenant's common agent
 
-Header names are matched without regard to case and with `_` for `-`. A value that is blank, "null",
-"none" or "undefined", or that holds control characters, counts as absent. `x-request-id` and the like
+Header names are matched without regard to case and with `_` for `-`. A value that stands for
+none (see `blanks.py`), or that holds control characters, counts as absent. `x-request-id` and the like
 name a request, not a conversation, and are never read. A declared id is never echoed: what leaves is
 a hash keyed with the application's secret and the tenant, so ids can't be forged, and the same
 client id of two tenants is two sessions.
@@ -31,6 +31,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from runtime_actor.fair_map import FairMap
+from serve_app.recognition.blanks import is_blank
 from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
@@ -73,7 +74,6 @@ NEWS_MESSAGES = 2
 
 SESSION_ID = re.compile(r"s-[0-9a-f]{16}\Z")
 
-_ABSENT = frozenset({"", "null", "none", "undefined", "nil"})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and halves of pairs. `isprintable` refuses more: wide and fixed spaces, what joins the letters of
 a Persian word or the parts of an emoji, and letters that are newer than this Python."""
@@ -327,7 +327,7 @@ def fold_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     folded: dict[str, str] = {}
     for name, value in raw:
         key = name.decode("latin-1").lower().replace("_", "-")
-        if folded.get(key, "").strip().lower() in _ABSENT:
+        if key not in folded or is_blank(folded[key]):
             folded[key] = _decoded(value)
     return folded
 
@@ -344,7 +344,7 @@ def declared_value(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     text = value.strip()
-    if text.lower() in _ABSENT or (not text.isprintable() and _CONTROL.search(text)):
+    if is_blank(text) or (not text.isprintable() and _CONTROL.search(text)):
         return None
     return text
 

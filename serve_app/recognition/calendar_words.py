@@ -51,6 +51,8 @@ CLOCK_WORD = (
     r"|uhrzeit|zeit|heute|jetzt|fecha|hora|hoy|ahora|heure|jour|aujourd['’]hui|maintenant|oggi|adesso|orario|hoje|agora"
     r"|data (?:attuale|corrente|odierna|di oggi|atual|de hoje)|vandaag|nu|tijd|dzisiaj|dziś|teraz|godzina"
     r"|сегодня|сейчас|дата|время|bugün|şimdi|tarih|saat)(?![^\W_])"
+    r"|current (?:week|month|day)(?![^\W_])"
+    r"|التاريخ|تاريخ|اليوم|الوقت|الساعة|الآن|امروز|تاریخ|ساعت|اکنون"
     r"|今天|今日|本日|现在|現在|当前|當前|日期|时间|時間|時刻|日時|日付|오늘|현재|지금|날짜|시간|시각|일시"
 )
 """Before a date or a time it makes it a clock. Portuguese, Italian and Polish `data` alone is English as well."""

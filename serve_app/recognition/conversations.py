@@ -34,6 +34,7 @@ from runtime_actor.fair_map import FairMap
 from serve_app.recognition.canonical import canonical_json, composed, leading_count, text_of
 from serve_app.recognition.ends import MAX_BRANCHES, MAX_ENDS, End, Ends
 from serve_app.recognition.quotes import worth
+from serve_app.recognition.tails import Tail, TailIndex, tail_of
 from serve_app.recognition.turns import turn_of_message
 
 MAX_ANSWERS = 32_768
@@ -69,6 +70,7 @@ class Claim:
     known_messages: int = 0
     has_answer: bool = False
     own: End | None = None
+    tail: Tail | None = None
     settled: bool = field(default=False)
 
     @property
@@ -84,6 +86,7 @@ class ConversationIndex:
         self._ends = Ends(max_ends)
         self._said: FairMap[tuple[str, int], None] = FairMap(MAX_ANSWERS)
         self._ended: FairMap[str, None] = FairMap(MAX_ENDED)
+        self._tails = TailIndex()
         self._numbers = itertools.count()
         self._clock = clock
 
@@ -104,18 +107,43 @@ class ConversationIndex:
         agent's prompt is worded like this one's.
         """
         keys, has_assistant = history_keys(tenant, messages)
+        history = messages[len(messages) - len(keys) :]
+        claim = self._match(tenant, agent, messages, history, keys, has_assistant, votes, is_like)
+        claim.tail = tail_of(keys, history)
+        return claim
+
+    def _match(
+        self,
+        tenant: str,
+        agent: str,
+        messages: list[dict[str, Any]],
+        history: list[dict[str, Any]],
+        keys: list[int],
+        has_assistant: bool,
+        votes: Callable[[], dict[str, int]],
+        is_like: Callable[[str], bool],
+    ) -> Claim:
         known = self._ends.part(tenant)
         # Of a system text alone: unlike histories, those of two agents have nothing in common.
         alone = hash((tenant, agent))
         if alone in known or not known.keys().isdisjoint(keys):
-            history = messages[len(messages) - len(keys) :]
             search = _Search(known, self._said.part(tenant), keys, history, agent, known.get(alone, []), votes)
             found, count = search.continued(has_assistant)
+            least = _least_of_later(found, agent, history, count) if found is not None and count else None
+            if least is not None:
+                later, later_count = self._tails.continued(tenant, agent, keys, history, least)
+                found, count = (later, later_count) if later_count else (found, count)
             if found is not None:
-                self._ends.use(tenant, keys[count - 1] if count else alone)
+                key = keys[count - 1] if count else alone
+                if key in known:
+                    self._ends.use(tenant, key)
                 return _claim(tenant, found, keys, messages, count)
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)
+        if session is None and has_assistant and keys[-1] not in known:
+            found, count = self._tails.continued(tenant, agent, keys, history)
+            if found is not None:
+                return _claim(tenant, found, keys, messages, count)
         if session is None and keys and not has_assistant and _size(messages) >= LEAST_TASK_CHARS:
             there = known.get(keys[-1], ())
             now_s = self._clock()
@@ -137,6 +165,8 @@ class ConversationIndex:
             return
         claim.own = End(session, agent, next(self._numbers), self._clock(), opens=claim.session is None)
         self._ends.add(claim.tenant, claim.key, claim.own)
+        if claim.tail is not None:
+            self._tails.add(claim.tenant, claim.tail, claim.own)
 
     def answered(self, claim: Claim, turn: int | None, is_cut: bool, other_turns: Iterable[int] = ()) -> None:
         """The request of `claim` was answered so (see `turns.py`), or its answer was cut. `other_turns`: of further
@@ -176,6 +206,22 @@ def _claim(tenant: str, end: End, keys: list[int], messages: list[dict[str, Any]
         end.followed_by = keys[count]
     has_answer = messages[known_messages].get("role") == "assistant"
     return Claim(tenant, end.session, keys[-1], end, known_messages, has_answer)
+
+
+def _least_of_later(end: End, agent: str, history: Sequence[Mapping[str, Any]], count: int) -> int | None:
+    """How many messages stood at least before the last one of a prompt that a history may go on from rather than from
+    this end of `count` messages. None if from no other: one answer follows.
+    """
+    if count < len(history):
+        has_others = (
+            len(history) > count + 2 and sum(message.get("role") == "assistant" for message in history[count:]) > 1
+        )
+        return count if has_others else None
+    if end.agent != agent or end.is_cut:
+        return None
+    # It was sent before: by this session, or by one that was answered alike.
+    answers = (at for at in range(len(history) - 1, 0, -1) if history[at].get("role") == "assistant")
+    return next((at - 1 for at in answers), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +396,10 @@ def history_keys(tenant: str, messages: list[dict[str, Any]]) -> tuple[list[int]
                 key = hash((key, canonical_json(calls or ()), str(answers or ""))) & _SEED_BITS
         if role != "user":
             key = hash((key, role)) & _SEED_BITS
-        # What is no plain text may hold half a pair, which has no encoding otherwise.
-        key = xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), key)
+        try:
+            said = text.encode()
+        except UnicodeEncodeError:  # Half a pair.
+            said = text.encode("utf-8", "surrogatepass")
+        key = xxh3_64_intdigest(said, key)
         keys.append(key)
     return keys, has_assistant

@@ -61,9 +61,15 @@ class Ends:
         self._parts[tenant].move_to_end(key)
 
     def add(self, tenant: str, key: int, end: End) -> None:
-        part = self._parts.setdefault(tenant, OrderedDict())
-        part.setdefault(key, []).append(end)
-        part.move_to_end(key)
+        part = self._parts.get(tenant)
+        if part is None:
+            part = self._parts[tenant] = OrderedDict()
+        there = part.get(key)
+        if there is None:
+            part[key] = [end]
+        else:
+            there.append(end)
+            part.move_to_end(key)
         self._counts[tenant] += 1
         self._total += 1
         if len(part[key]) > MAX_SESSIONS_PER_END:

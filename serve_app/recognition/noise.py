@@ -6,7 +6,8 @@ a digit at the head of a word or before a letter is what a moment or an id can't
 - a moment that can be nothing but a clock: a date with a time, a time with seconds, a weekday with its date;
 - a date or a time alone, which needs a word near it (`Today is ...`, `Datum: ...`): a sentence may hold one;
 - an id by its form: a UUID, ULID, hash, base64 or nanoid, or digits behind a word such as `req_`;
-- anything behind `run id:`, `"sessionId":`, `<trace-id>` and the like, and a run's own number (see `run_numbers.py`).
+- anything behind `run id:`, `"sessionId":`, `<trace-id>` and the like, and a run's own number (see `run_numbers.py`);
+- how far a run has come: `Step 3 of 20`, `9 turns left` (see `counters.py`).
 
 A year, a version, a model's name, a number of steps or an opening hour stay what they are.
 """
@@ -19,13 +20,17 @@ from itertools import pairwise
 import numpy as np
 
 from serve_app.recognition import calendar_words as words
-from serve_app.recognition.run_numbers import RUN, is_run_number
+from serve_app.recognition.counters import counter_at
+from serve_app.recognition.run_numbers import RUN, is_run_number, letters_before
 
 LEAST_ID_CHARS = 12
 """A shorter run of letters and digits is a name, unless a word such as `req_` stands before it."""
 
 LEAST_HEX_CHARS = 6
 """Directly behind what names a run, as in `thread 4f2a9c`."""
+
+LEAST_COMMIT_CHARS = 7
+"""As git shortens them, behind `HEAD` or `commit`."""
 
 LEAST_JOINED_CHARS = 8
 """Behind a word and an underscore, as in `thread_abc123XYZ`: many names of tools and fields look so."""
@@ -78,7 +83,7 @@ _PART = re.compile(
     r"|20[0-4]\d[01]\d[0-3]\d(?-i:T)[0-2]\d[0-5]\d(?!\d)"
     r"|(?<=datetime\()\d{4}(?:, ?\d{1,2}){4,5}(?:, ?\d{1,6})?(?!\d))"
     r"|(?P<time>\d{1,2}:\d\d(?![\d:])(?: ?[ap]\.?m\b\.?| uhr\b)?"
-    rf"|\d{{1,2}} ?(?:[ap]\.m\.|[ap]m\b|uhr\b|o'clock)|\d\d?h\d\d\b|{words.TIMES_WITH_SIGNS})"
+    rf"|\d{{1,2}}(?:\.\d\d)? ?(?:[ap]\.m\.|[ap]m\b|uhr\b|o'clock)|\d\d?h\d\d\b|{words.TIMES_WITH_SIGNS})"
     r"|(?P<date>\d{4}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{1,2}(?!\d)"
     r"|\d{1,2}(?:-\d{1,2}-|/\d{1,2}/|\.\d{1,2}\.)\d{4}(?!\d)|\d\d?/\d\d?/\d\d(?!\d)|\d\d\.\d\d\.\d\d(?![\d.])"
     r"|\d{4}-w\d\d(?:-\d)?\b|\d{4}-[0-3]\d\d(?!\d)|20[0-4]\d[01]\d[0-3]\d(?!\d)"
@@ -108,7 +113,7 @@ _WEEKDAY_ALONE = re.compile(
 
 _NOUN = (
     r"(?:run|request|req|session|sess|trace|span|conversation|conv|thread|task|job|correlation|invocation|execution|exec"
-    r"|message|msg|workflow|chat|call|batch|trajectory|interaction|transaction|event|turn|process|user)"
+    r"|message|msg|workflow|chat|call|batch|trajectory|interaction|transaction|event|turn|process|user|sandbox|sbx|container|pod)"
 )
 _NOUN_BEFORE = re.compile(rf"(?<![^\W_])(?<!</){_NOUN}[ _-]?\Z", re.IGNORECASE)
 _GIVEN = re.compile(
@@ -122,6 +127,10 @@ _NAMED = re.compile(
 )
 _JOINED = re.compile(rf"(?<![^\W_])(?:{_NOUN}|chatcmpl|resp|wf|toolu)_\Z", re.IGNORECASE)
 _NOUN_AT_HEAD = re.compile(rf"(?:{_NOUN}|chatcmpl|resp|wf|toolu)[_-]", re.IGNORECASE)
+_COMMIT_BEFORE = re.compile(
+    r"(?<![^\W_])(?:HEAD|commit|revision|rev|sha)[\"'`*]{0,3}(?: ?[:=@] ?| (?:is )?(?:now )?(?:at )?)[\"'`(]?\Z",
+    re.IGNORECASE,
+)
 _RUN_BEFORE = re.compile(rf"(?<![^\W_]){RUN} \Z", re.IGNORECASE)
 _TEMPORARY = re.compile(
     r"/tmp(?:(?P<whole>[a-z0-9_]{8})|(?:/[a-z]{1,24})?[._-](?P<tail>[0-9A-Za-z]{6,12}))(?!\w)",
@@ -134,13 +143,16 @@ _DASHED = re.compile(r"[0-9A-Za-z]+(?:[_-]+[0-9A-Za-z]+)+")
 _ID_CHARS = frozenset(string.ascii_letters + string.digits + "_+/-")
 _DIGITS = re.compile(r"[0-9]+")
 _TO_LAST_DIGIT = re.compile(r".*\d", re.DOTALL)
-_TOKENS_LEFT = re.compile(r"\d[\d,.]{0,24}(?= tokens (?:left|remaining|used)\b)", re.IGNORECASE)
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
 _HEX = re.compile(r"(?:[0-9a-f]+|[0-9A-F]+)\Z")
 _WORD_OR_AMOUNT = re.compile(r"[A-Za-z]{4,}\d+\Z|\d+(?![0-9a-f]{2,}\Z)[A-Za-z]*\Z")
 """`planner17`, `2000`, `1500ms`."""
 
 _FIXED_SPACES = "\u00a0\u202f\u2009\u3000"
+
+_ARABIC_DIGITS = {first + digit: str(digit) for first in (0x660, 0x6F0) for digit in range(10)}
+_SIGNS_OF_ARABIC = "\u0627\u0662\u06f2"
+"""A letter that every Arabic or Persian text has, and the digit that every year has."""
 
 _MOMENTS = frozenset({"seconds", "stamp", "time", "date", "epoch"})
 _CLOCKS = frozenset({"seconds", "stamp"})
@@ -152,7 +164,7 @@ def without_noise(text: str) -> str:
     """`text` with each moment and id made the same. The rest, and so its length, is as it was."""
     parts: list[str] = []
     done = 0
-    spaced = text if text.isascii() else _with_plain_spaces(text)
+    spaced = text if text.isascii() else _with_plain_signs(text)
     for start, end in sorted({*_ids_given(spaced), *_weekdays(spaced), *_near_digits(spaced)}):
         if start >= done:
             parts += text[done:start], _MASK
@@ -160,11 +172,11 @@ def without_noise(text: str) -> str:
     return "".join((*parts, text[done:])) if parts else text
 
 
-def _with_plain_spaces(text: str) -> str:
-    """Dates and times are often written with spaces at which no line breaks."""
+def _with_plain_signs(text: str) -> str:
+    """Dates and times are often written with spaces at which no line breaks, and in Arabic with digits of its own."""
     for space in _FIXED_SPACES:
         text = text.replace(space, " ")
-    return text
+    return text.translate(_ARABIC_DIGITS) if any(sign in text for sign in _SIGNS_OF_ARABIC) else text
 
 
 def _positions(word: str, text: str) -> list[int]:
@@ -280,10 +292,11 @@ def _is_told(text: str, start: int, end: int) -> bool:
 
 def _id_at(text: str, at: int, end: int, done: int) -> tuple[Span | None, int]:
     """The id that has the digits from `at` to `end`, and up to where was looked."""
-    left = _TOKENS_LEFT.match(text, at)
-    if left is not None:
-        return left.span(), left.end()
-    if is_run_number(text, at, end):
+    letters = letters_before(text, at)
+    counter = counter_at(text, at, end, letters)
+    if counter is not None:
+        return counter, counter[1]
+    if is_run_number(text, at, end, letters):
         return (at, end), end
     temporary = _temporary_at(text, at, done)
     if temporary is not None:
@@ -322,7 +335,10 @@ def _is_id(text: str, start: int, end: int) -> bool:
         return len(token) >= 4 and digits >= 2 and _WORD_OR_AMOUNT.match(token) is None
     if len(token) < LEAST_HEX_CHARS or digits < 2:
         return False
-    if _HEX.match(token) and _changes(token) >= 2 and _RUN_BEFORE.search(text, max(0, start - 16), start):
+    is_hex = _HEX.match(token) is not None
+    if is_hex and len(token) >= LEAST_COMMIT_CHARS and _COMMIT_BEFORE.search(text, max(0, start - 24), start):
+        return True
+    if is_hex and _changes(token) >= 2 and _RUN_BEFORE.search(text, max(0, start - 16), start):
         return True
     if len(token) < LEAST_JOINED_CHARS:
         return False
@@ -330,7 +346,7 @@ def _is_id(text: str, start: int, end: int) -> bool:
         return True
     if len(token) < LEAST_ID_CHARS or digits < 3 or digits == len(token):
         return False
-    return bool(_HEX.match(token) or _ULID.match(token)) or _is_random(token)
+    return is_hex or _ULID.match(token) is not None or _is_random(token)
 
 
 def _is_random(token: str) -> bool:

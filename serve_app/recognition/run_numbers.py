@@ -11,7 +11,7 @@ RUN = r"(?:run|session|sess|trace|thread|conversation|conv|trajectory|invocation
 """A request, a task or a turn may be any of many: their numbers are limits."""
 
 MAX_BEFORE_CHARS = 48
-_MARKS = " #:=>_-\"'`*"
+_MARKS = " #:=>_-\"'`*$€£~"
 _ENDS = frozenset({"run", "ion", "ess", "ace", "ead", "onv", "ory", "xec", "nce", "uid", "req", "est", "job"})
 """Of the nouns: few numbers have one before them, and only there more is looked at."""
 
@@ -28,9 +28,14 @@ _BEHIND = re.compile(r"[\"'`*]{0,3}[ \t]{0,4}(?:\Z|[\n\r)\]}>|<;]|[,/.](?!\d))")
 _YEAR = re.compile(r"(?:19|20)\d\d\Z")
 
 
-def is_run_number(text: str, start: int, end: int) -> bool:
-    """Whether the digits from `start` to `end` are one."""
-    if text[max(0, start - 12) : start].rstrip(_MARKS)[-3:].lower() not in _ENDS:
+def letters_before(text: str, start: int) -> str:
+    """The last three before the number at `start` and the marks that set it off."""
+    return text[max(0, start - 12) : start].rstrip(_MARKS)[-3:].lower()
+
+
+def is_run_number(text: str, start: int, end: int, letters: str) -> bool:
+    """Whether the digits from `start` to `end` are one; `letters`: as of `letters_before`."""
+    if letters not in _ENDS:
         return False
     # What is behind is known much sooner than what is before.
     is_alone = _BEHIND.match(text, end) is not None and _YEAR.match(text, start, end) is None

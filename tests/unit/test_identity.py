@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.hints import REJECTED, read_hints
 from serve_app.identity import SESSION_ID, Identity, IdentityResolver, declared_value, fold_headers
 
 SPELLINGS = [
@@ -58,7 +59,16 @@ def test_body_fields_name_the_same_session(resolver: IdentityResolver, fields: d
     assert who(resolver, chat(**fields)).session == who(resolver, chat(session_id="s1")).session
 
 
-@pytest.mark.parametrize("value", ["", "   ", "null", "None", "undefined", "a\x01b"])
+BLANKS = [
+    *["", "   ", "null", "None", "undefined", "NaN", "nil", "N/A"],
+    *['""', '"null"', "'null'", "(null)", "<nil>", "null,null", "null, undefined", "[null]", "{}", "[object Object]"],
+    *["{{session_id}}", "run-{{ .Id }}", "${SESSION_ID}", "run-${ID:-}", "$SESSION_ID", "{session_id}", "<%= id %>"],
+    *["%s", "%d", "%(session)s", "%SESSION%", "<session_id>", "<your-session-id>"],
+]
+WITHOUT_SHAPE = ["\u200b", "\ufeff", " \u200b\ufeff "]
+
+
+@pytest.mark.parametrize("value", [*BLANKS, "a\x01b"])
 def test_blank_ids_are_absent(resolver: IdentityResolver, value: str) -> None:
     sessions = {who(resolver, chat(f"unrelated {n}"), **{"x-session-id": value}).session for n in range(10)}
     assert len(sessions) == 10
@@ -181,6 +191,25 @@ def test_session_end_is_read(resolver: IdentityResolver) -> None:
 def test_labels_are_short_and_printable(resolver: IdentityResolver) -> None:
     label = who(resolver, chat(system="\n\nYou are\x00 the planner " + "x" * 200)).label
     assert label.startswith("You are") and len(label) <= 48 and label.isprintable()
+
+
+@pytest.mark.parametrize("value", [*BLANKS, *WITHOUT_SHAPE])
+def test_a_blank_is_an_id_nowhere(resolver: IdentityResolver, value: str) -> None:
+    field = {"nvext": {"agent_context": {"session_id": value}}, "agent_hints": {"agent_id": value}}
+    who_is = [who(resolver, chat(f"unrelated {n}", **field)) for n in range(3)]
+    assert len({one.session for one in who_is}) == 3
+    assert {one.agent_source for one in who_is} == {"content"}
+    _, report = read_hints({"x-session-id": value}, field)
+    assert report.outcomes.get("x-session-id") == (REJECTED if value.strip() else None)
+    twice = fold_headers([(b"x-session-id", value.encode()), (b"x-session-id", b"s1")])
+    assert twice == {"x-session-id": "s1"}
+
+
+@pytest.mark.parametrize(
+    "value", ["nile", "annul", "none-1", "nan0", "{a: 1}", "50%", "$5", "a%sb", "<a1>", "s-<id>", "(1)"]
+)
+def test_what_says_something_is_an_id(value: str) -> None:
+    assert declared_value(value) == value
 
 
 def test_declared_value() -> None:

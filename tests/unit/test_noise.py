@@ -167,7 +167,7 @@ DIFFERENT = [
     ("Use version 3 of the update tool.", "Use version 4 of the update tool."),
     ("At most 5 steps now.", "At most 6 steps now."),
     ("The current time is 18:30. Use at most 3 tools.", "The current time is 18:30. Use at most 4 tools."),
-    ("Now: 2026-03-09T06:00:31Z. Step 3 of 5", "Now: 2026-03-09T06:00:31Z. Step 4 of 5"),
+    ("Now: 2026-03-09T06:00:31Z. Part 3 of 5", "Now: 2026-03-09T06:00:31Z. Part 4 of 5"),
     ("Use python 3.10.12 now.", "Use python 3.11.12 now."),
     ("You are gpt-4o-2024-08-06 now", "You are gpt-4o-2024-05-13 now"),
     ("You run as claude-3-5-sonnet-20241022.", "You run as claude-3-5-sonnet-20250219."),
@@ -281,8 +281,8 @@ def test_no_line_breaks_within_a_moment(one: str, other: str, space: str) -> Non
 
 
 def test_a_moment_is_taken_whole() -> None:
-    text = "Now: Mon, 09 Mar 2026 06:00:31 GMT. Step 3 of 5."
-    assert without_noise(text) == "Now: #. Step 3 of 5."
+    text = "Now: Mon, 09 Mar 2026 06:00:31 GMT. Part 3 of 5."
+    assert without_noise(text) == "Now: #. Part 3 of 5."
 
 
 HOSTILE = [
