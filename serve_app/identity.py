@@ -36,10 +36,10 @@ from serve_app.recognition.canonical import (
     CanonicalDigests,
     canonical_json,
     leading_count,
-    leading_system_text,
 )
 from serve_app.recognition.conversations import Claim, ConversationIndex
 from serve_app.recognition.labels import label_of
+from serve_app.recognition.leading import LeadingIndex
 from serve_app.recognition.orders import OrderIndex
 from serve_app.recognition.quotes import QuoteIndex, Reading, lines_of_answer, lines_of_messages
 from serve_app.recognition.roles import is_generic, role_of_first_user, short_roles
@@ -134,6 +134,7 @@ class IdentityResolver:
         self.quotes = QuoteIndex()
         self.templates = TemplateIndex(self.quotes)
         self.orders = OrderIndex()
+        self.leading = LeadingIndex()
         self._tools: FairMap[bytes, bytes] = FairMap(MAX_TEXTS_WITH_TOOLS)
 
     def resolve(self, tenant: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Resolved:
@@ -216,7 +217,7 @@ class IdentityResolver:
         return _Agent(self._id("a", tenant, b"text:" + content), "content", label_of(shown))
 
     def _chat_agent(self, tenant: str, messages: list[dict[str, Any]], tools: Any, reading: Reading) -> _Agent:
-        system = leading_system_text(messages)
+        system = self.leading.text_of_agent(tenant, messages, reading)
         of_text = self._digests.of_text(tenant, system)
         of_tools = self._digests.of_tools(tenant, tools) or self._tools_left_out(tenant, of_text, messages)
         content = of_text + of_tools

@@ -288,6 +288,10 @@ class Reading:
         self._asked: Lines | None = None
         self._lines: Lines | None = None
 
+    def leave_notes_out(self) -> None:
+        """Of the leading system messages the first alone counts."""
+        del self._system[1:]
+
     @property
     def system(self) -> Lines:
         """Of the leading system messages."""

@@ -45,6 +45,10 @@ def short_roles(text: str) -> dict[int, str]:
     return {hash(piece): piece for piece in found}
 
 
+def opens_as_role(text: str) -> bool:
+    return _SHORT_ROLE.match(text) is not None
+
+
 MAX_GENERIC_CHARS = 128
 _GENERIC = re.compile(
     r"\s*(?:you are \w+, (?:a large language model )?(?:created|made|trained) by [\w ]+\. ?)?"
