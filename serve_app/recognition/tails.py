@@ -20,13 +20,13 @@ from serve_app.recognition.ends import MAX_BRANCHES, End
 from serve_app.recognition.quotes import worth
 from serve_app.recognition.turns import turn_of_message
 
-MAX_PLACES = 16_384
+MAX_PLACES = 8_192
 """Places of last messages remembered; the one not seen for longest is forgotten."""
 
-MAX_TAILS_PER_PLACE = 64
+MAX_TAILS_PER_PLACE = 16
 """Last messages at one place; the oldest is forgotten first."""
 
-MAX_END_CHARS = 1024
+MAX_END_CHARS = 512
 """Of a last message that are kept, from either end."""
 
 LEAST_OVERLAP_CHARS = 64
