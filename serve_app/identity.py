@@ -32,11 +32,7 @@ from typing import Any, NamedTuple
 
 from runtime_actor.fair_map import FairMap
 from serve_app.recognition.blanks import is_blank
-from serve_app.recognition.canonical import (
-    CanonicalDigests,
-    canonical_json,
-    leading_count,
-)
+from serve_app.recognition.canonical import CanonicalDigests, canonical_json, leading_count
 from serve_app.recognition.conversations import Claim, ConversationIndex
 from serve_app.recognition.labels import label_of
 from serve_app.recognition.leading import LeadingIndex
