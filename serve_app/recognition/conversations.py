@@ -131,9 +131,7 @@ class ConversationIndex:
                 later, later_count = self._tails.continued(tenant, agent, keys, history, least)
                 found, count = (later, later_count) if later_count else (found, count)
             if found is not None:
-                key = keys[count - 1] if count else alone
-                if key in known:
-                    self._ends.use(tenant, key)
+                self._ends.use(tenant, keys[count - 1] if count else alone)
                 return _claim(tenant, found, keys, messages, count)
         weights = votes()
         session = max(weights, key=weights.__getitem__, default=None)

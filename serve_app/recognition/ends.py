@@ -57,8 +57,9 @@ class Ends:
         return self._parts.get(tenant) or {}
 
     def use(self, tenant: str, key: int) -> None:
-        """It is the last to be forgotten now."""
-        self._parts[tenant].move_to_end(key)
+        """It is the last to be forgotten now, if it is known."""
+        if key in self.part(tenant):
+            self._parts[tenant].move_to_end(key)
 
     def add(self, tenant: str, key: int, end: End) -> None:
         part = self._parts.get(tenant)

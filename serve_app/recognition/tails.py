@@ -24,7 +24,9 @@ MAX_PLACES = 8_192
 """Places of last messages remembered; the one not seen for longest is forgotten."""
 
 MAX_TAILS_PER_PLACE = 16
-"""Last messages at one place; the oldest is forgotten first."""
+"""Last messages at one place, those that were gone on from forgotten first. One with more open ones tells nothing any
+more: what is missing there might be what goes on.
+"""
 
 MAX_END_CHARS = 512
 """Of a last message that are kept, from either end."""
@@ -84,7 +86,7 @@ class TailIndex:
         sent = _Sent(end, text[:MAX_END_CHARS], text[-MAX_END_CHARS:], len(text))
         for key in (place,) if place else _keys_of_opening(text):
             if key in part:
-                part[key] = (*part[key][1 - MAX_TAILS_PER_PLACE :], sent)
+                part[key] = (*_kept(part[key]), sent)
                 part.move_to_end(key)
             else:
                 part[key] = (sent,)
@@ -115,6 +117,17 @@ class TailIndex:
         return None, 0
 
 
+def _kept(there: tuple[_Sent, ...]) -> tuple[_Sent, ...]:
+    """What stays of one place when one comes to it."""
+    if len(there) < MAX_TAILS_PER_PLACE:
+        return there
+    closed = next((at for at, sent in enumerate(there) if not sent.end.is_open), None)
+    if closed is None and len(there) == MAX_TAILS_PER_PLACE:
+        return there
+    lost = closed or 0
+    return there[:lost] + there[lost + 1 :]
+
+
 def _ends_at(part: Mapping[int, Sequence[_Sent]], agent: str, place: int, text: str) -> list[End]:
     """Of the agent's prompts there whose last message held `text`."""
     if place:
@@ -123,7 +136,8 @@ def _ends_at(part: Mapping[int, Sequence[_Sent]], agent: str, place: int, text: 
         of_place = [part.get(key, ()) for key in _keys_of_opening(text)]
     else:
         return []
-    found = {id(one.end): one.end for sent in of_place for one in sent if one.end.agent == agent and one.holds(text)}
+    whole = [sent for sent in of_place if len(sent) <= MAX_TAILS_PER_PLACE]
+    found = {id(one.end): one.end for sent in whole for one in sent if one.end.agent == agent and one.holds(text)}
     return [*found.values()]
 
 

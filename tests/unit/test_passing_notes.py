@@ -162,3 +162,18 @@ def test_long_messages_are_compared_at_both_ends(size: int, note: Note) -> None:
     for _ in range(4):
         run.turn("Yes.")
     assert len(set(run.sessions)) == 1
+
+
+@pytest.mark.parametrize("note", NOTES)
+@pytest.mark.parametrize("seed", range(3))
+def test_crowds_that_open_alike_are_never_one_session(seed: int, note: Note) -> None:
+    """More at once than are remembered, of which some are answered alike."""
+    rng = random.Random(seed)
+    resolver = IdentityResolver(b"secret")
+    runs = [Run(resolver, note, "Count the herons at the weir.") for _ in range(40)]
+    for run in runs:
+        run.turn(f"Yes, {rng.randrange(30)}.")
+    for run in rng.sample(runs * 2, 80):
+        run.turn(f"Yes, {rng.randrange(30)}.")
+    for step in range(3):
+        assert len({run.sessions[step] for run in runs}) == len(runs)
