@@ -122,7 +122,7 @@ class RuntimeApi:
         self.call("POST", "/runtime/policy", {"name": "kv_cache", **mode.kv_cache})
         for name, is_on in ((SHAPING, mode.shaped), (FAIRNESS, mode.fair)):
             if is_on or self.policy_row(name) is not None:
-                self.call("POST", "/runtime/policy", {"name": name, "enabled": is_on})
+                self.switch(name, is_on)
 
     def mode(self) -> Mode:
         """As it is now."""

@@ -9,6 +9,7 @@ That is evidence as long as it is one session's. Of several sessions of the agen
 continued which was answered with the turn that follows; where several were, none: runs of one task at once.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ MAX_TAILS_PER_PLACE = 16
 """Last messages at one place, those that were gone on from forgotten first. One with more open ones tells nothing any
 more: what is missing there might be what goes on.
 """
+
+MAX_PLACES_TRIED = 32
+"""Of one history, the longest prefixes first: each is compared, which may read all that is before it."""
 
 MAX_END_CHARS = 512
 """Of a last message that are kept, from either end."""
@@ -76,9 +80,6 @@ class TailIndex:
     def __init__(self) -> None:
         self._sent: FairMap[int, tuple[_Sent, ...]] = FairMap(MAX_PLACES)
 
-    def __len__(self) -> int:
-        return len(self._sent)
-
     def add(self, tenant: str, tail: Tail, end: End) -> None:
         """A prompt with that last message was accepted and left that end."""
         part = self._sent.part(tenant)
@@ -102,9 +103,8 @@ class TailIndex:
         if not part:
             return None, 0
         lowest = _without_notes_before(history, known)
-        keys_there = keys[max(0, lowest - 1) :]
-        found = set() if part.keys().isdisjoint(keys_there) else part.keys() & keys_there
-        counts = sorted((keys.index(key) + 1 for key in found), reverse=True)
+        found = (count for count in range(len(keys), max(0, lowest - 1), -1) if keys[count - 1] in part)
+        counts = [*itertools.islice(found, MAX_PLACES_TRIED)]
         for count in (*counts, 0) if lowest == 0 else counts:
             at = count
             while at < len(history) and _role(history[at]) in LEADING_ROLES:

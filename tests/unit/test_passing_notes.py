@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from serve_app.identity import IdentityResolver
+from serve_app.recognition import tails
+from serve_app.recognition.ends import End
+from serve_app.recognition.history import history_keys
 from tests.unit.conversation_kit import Messages, reply, user
 
 SYSTEM = {"role": "system", "content": "You are the keeper of a weir. Answer in few words."}
@@ -177,3 +180,21 @@ def test_crowds_that_open_alike_are_never_one_session(seed: int, note: Note) -> 
         run.turn(f"Yes, {rng.randrange(30)}.")
     for step in range(3):
         assert len({run.sessions[step] for run in runs}) == len(runs)
+
+
+def test_a_long_history_is_compared_at_a_bounded_number_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison may read all that stands before it: where every turn is known that is the square."""
+    index, history = tails.TailIndex(), []
+    for turn in range(200):
+        history.append(user(""))
+        keys, _ = history_keys("t", history)
+        place = tails.tail_of(keys, history)
+        assert place is not None
+        index.add("t", place, End("s", "a", turn, 0.0))
+        history.append(reply(""))
+    keys, _ = history_keys("t", history)
+    compared: list[int] = []
+    plain = tails._ends_at
+    monkeypatch.setattr(tails, "_ends_at", lambda *given: compared.append(given[2]) or plain(*given))
+    assert index.continued("t", "a", keys, history) == (None, 0), "nothing was said in all"
+    assert 1 < len(compared) <= tails.MAX_PLACES_TRIED + 1
